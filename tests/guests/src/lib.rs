@@ -1,0 +1,1 @@
+//! One tiny agent per behaviour, each an example target of this package.
