@@ -1,0 +1,29 @@
+//! What can go wrong between a row and the disk.
+
+use std::path::PathBuf;
+
+/// An error of the store. None of them leaves half a transaction behind.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("cannot open the database {path}: {source}; check that the folder exists and is writable")]
+    Open { path: PathBuf, source: sqlx::Error },
+    #[error(
+        "the database was written by a newer version of skep (schema {found}, this one knows {known}); \
+         upgrade skep or use another data folder"
+    )]
+    NewerSchema { found: i64, known: i64 },
+    /// Another turn of the session was committed in between; nothing was written.
+    #[error("turn {turn} of session {agent}/{session} was committed already; nothing was written")]
+    TurnConflict { agent: String, session: String, turn: u64 },
+    #[error("no agent {name:?} is stored")]
+    AgentMissing { name: String },
+    #[error("the database failed while it {doing}: {source}")]
+    Query { doing: &'static str, source: sqlx::Error },
+}
+
+impl StoreError {
+    /// For `map_err`: names what the store was doing.
+    pub(crate) fn while_it(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
+        move |source| StoreError::Query { doing, source }
+    }
+}

@@ -1,0 +1,237 @@
+//! Sessions: their state, their conversations, and the commit of a turn.
+
+use crate::{LogEntry, Store, StoreError, logs};
+use sqlx::{Row, query, sqlite::SqliteRow};
+
+/// One session of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    pub session: String,
+    /// Turns committed.
+    pub turns: u64,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+/// A conversation, as bytes that the runtime understands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConversationRow {
+    pub name: String,
+    pub body: Vec<u8>,
+}
+
+/// A session with everything in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionSnapshot {
+    pub row: SessionRow,
+    /// By key, in order.
+    pub state: Vec<(String, Vec<u8>)>,
+    pub conversations: Vec<ConversationRow>,
+}
+
+/// A change of one key; `None` removes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateChange {
+    pub key: String,
+    pub value: Option<Vec<u8>>,
+}
+
+/// What a turn answered, kept under the key that its caller sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub idempotency_key: String,
+    pub body: Vec<u8>,
+}
+
+/// Everything that a turn changed, written in one transaction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnCommit {
+    pub agent: String,
+    pub session: String,
+    /// The number of this turn: one more than the session's committed turns.
+    pub turn: u64,
+    pub at_ms: u64,
+    pub state: Vec<StateChange>,
+    /// Conversations that changed.
+    pub conversations: Vec<ConversationRow>,
+    pub logs: Vec<LogEntry>,
+    pub outcome: Option<Outcome>,
+}
+
+impl Store {
+    /// Writes a turn. A turn that is not the session's next one is a [`StoreError::TurnConflict`] and writes nothing.
+    pub async fn commit_turn(&self, commit: &TurnCommit) -> Result<(), StoreError> {
+        let failed = || StoreError::while_it("committed a turn");
+        let TurnCommit { agent, session, turn, at_ms, .. } = commit;
+        let mut transaction = self.writer.begin().await.map_err(failed())?;
+        let written = query(
+            "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
+             SELECT ?1, ?2, ?3, ?4, ?4 WHERE ?3 = 1 OR EXISTS
+                 (SELECT 1 FROM sessions WHERE agent = ?1 AND session = ?2)
+             ON CONFLICT (agent, session) DO UPDATE SET turns = ?3, updated_at_ms = ?4 WHERE turns = ?3 - 1",
+        )
+        .bind(agent)
+        .bind(session)
+        .bind(*turn as i64)
+        .bind(*at_ms as i64)
+        .execute(&mut *transaction)
+        .await;
+        let written = match written {
+            Ok(done) => done.rows_affected(),
+            Err(error) if is_foreign_key(&error) => {
+                return Err(StoreError::AgentMissing { name: agent.clone() });
+            }
+            Err(error) => return Err(failed()(error)),
+        };
+        if written == 0 {
+            return Err(StoreError::TurnConflict {
+                agent: agent.clone(),
+                session: session.clone(),
+                turn: *turn,
+            });
+        }
+        for change in &commit.state {
+            let statement = match &change.value {
+                Some(value) => query(
+                    "INSERT INTO state (agent, session, key, value) VALUES (?1, ?2, ?3, ?4)
+                     ON CONFLICT (agent, session, key) DO UPDATE SET value = ?4",
+                )
+                .bind(agent)
+                .bind(session)
+                .bind(&change.key)
+                .bind(value),
+                None => query("DELETE FROM state WHERE agent = ? AND session = ? AND key = ?")
+                    .bind(agent)
+                    .bind(session)
+                    .bind(&change.key),
+            };
+            statement.execute(&mut *transaction).await.map_err(failed())?;
+        }
+        for conversation in &commit.conversations {
+            query(
+                "INSERT INTO conversations (agent, session, name, body) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (agent, session, name) DO UPDATE SET body = ?4",
+            )
+            .bind(agent)
+            .bind(session)
+            .bind(&conversation.name)
+            .bind(&conversation.body)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        }
+        if let Some(outcome) = &commit.outcome {
+            query(
+                "INSERT INTO outcomes (agent, session, idempotency_key, turn, body) VALUES (?, ?, ?, ?, ?)",
+            )
+            .bind(agent)
+            .bind(session)
+            .bind(&outcome.idempotency_key)
+            .bind(*turn as i64)
+            .bind(&outcome.body)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        }
+        logs::insert(&mut transaction, agent, session, *turn, &commit.logs).await?;
+        transaction.commit().await.map_err(failed())
+    }
+
+    /// A session with its state and conversations, or `None` if no turn of it was committed.
+    pub async fn session(&self, agent: &str, session: &str) -> Result<Option<SessionSnapshot>, StoreError> {
+        let failed = || StoreError::while_it("read a session");
+        // One transaction: the three reads see the same turn.
+        let mut transaction = self.readers.begin().await.map_err(failed())?;
+        let row = query(
+            "SELECT session, turns, created_at_ms, updated_at_ms FROM sessions WHERE agent = ? AND session = ?",
+        )
+        .bind(agent)
+        .bind(session)
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(failed())?;
+        let Some(row) = row else { return Ok(None) };
+        let state = query("SELECT key, value FROM state WHERE agent = ? AND session = ? ORDER BY key")
+            .bind(agent)
+            .bind(session)
+            .fetch_all(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        let conversations =
+            query("SELECT name, body FROM conversations WHERE agent = ? AND session = ? ORDER BY name")
+                .bind(agent)
+                .bind(session)
+                .fetch_all(&mut *transaction)
+                .await
+                .map_err(failed())?;
+        Ok(Some(SessionSnapshot {
+            row: session_row(&row),
+            state: state.into_iter().map(|row| (row.get(0), row.get(1))).collect(),
+            conversations: conversations
+                .into_iter()
+                .map(|row| ConversationRow { name: row.get(0), body: row.get(1) })
+                .collect(),
+        }))
+    }
+
+    /// At most `limit` sessions of an agent in the order of their ids, those after `after` if it is given.
+    pub async fn sessions(
+        &self,
+        agent: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<SessionRow>, StoreError> {
+        let rows = query(
+            "SELECT session, turns, created_at_ms, updated_at_ms FROM sessions
+             WHERE agent = ? AND session > ? ORDER BY session LIMIT ?",
+        )
+        .bind(agent)
+        .bind(after.unwrap_or(""))
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed sessions"))?;
+        Ok(rows.iter().map(session_row).collect())
+    }
+
+    /// Removes a session with its state and conversations. Whether it was there.
+    pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
+        let deleted = query("DELETE FROM sessions WHERE agent = ? AND session = ?")
+            .bind(agent)
+            .bind(session)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("deleted a session"))?;
+        Ok(deleted.rows_affected() > 0)
+    }
+
+    /// What the turn with this key answered, if one was committed.
+    pub async fn outcome(
+        &self,
+        agent: &str,
+        session: &str,
+        idempotency_key: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let row = query("SELECT body FROM outcomes WHERE agent = ? AND session = ? AND idempotency_key = ?")
+            .bind(agent)
+            .bind(session)
+            .bind(idempotency_key)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for the outcome of a turn"))?;
+        Ok(row.map(|row| row.get(0)))
+    }
+}
+
+fn session_row(row: &SqliteRow) -> SessionRow {
+    SessionRow {
+        session: row.get(0),
+        turns: row.get::<i64, _>(1) as u64,
+        created_at_ms: row.get::<i64, _>(2) as u64,
+        updated_at_ms: row.get::<i64, _>(3) as u64,
+    }
+}
+
+fn is_foreign_key(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.is_foreign_key_violation())
+}

@@ -1,0 +1,81 @@
+//! The embedded database: one writer and a few readers on one SQLite file.
+//!
+//! SQLite admits one writer at a time, so there is one writing connection and its queue is the order of commits.
+
+use crate::{StoreError, schema};
+use sqlx::{
+    SqlitePool,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+use std::{path::Path, time::Duration};
+
+/// How long a commit waits for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// Survives a crash of the process. The last commits before a power cut may be missing, never torn.
+    #[default]
+    Process,
+    /// Survives a power cut: every commit waits for the disk.
+    Power,
+}
+
+/// Handle to the tables; clones share the connections.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) writer: SqlitePool,
+    pub(crate) readers: SqlitePool,
+}
+
+impl Store {
+    /// Opens the database file, and makes it if it is not there.
+    pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
+        let options = connect_options(durability).filename(path).create_if_missing(true);
+        let failed = |source| StoreError::Open { path: path.to_owned(), source };
+        let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
+        migrate(&writer).await?;
+        let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
+        Ok(Store { writer, readers })
+    }
+
+    /// A database that lives as long as the handle.
+    pub async fn in_memory() -> Result<Store, StoreError> {
+        let options = connect_options(Durability::Process).in_memory(true);
+        let failed = |source| StoreError::Open { path: ":memory:".into(), source };
+        // An idle connection must not be closed: the data lives in it.
+        let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
+        let writer = single.connect_with(options).await.map_err(failed)?;
+        migrate(&writer).await?;
+        Ok(Store { readers: writer.clone(), writer })
+    }
+
+    /// Waits for the queries under way and closes the file.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}
+
+async fn migrate(writer: &SqlitePool) -> Result<(), StoreError> {
+    let mut connection = writer.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
+    schema::migrate(&mut connection).await
+}
+
+fn pool(connections: u32) -> SqlitePoolOptions {
+    SqlitePoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(10))
+        // Embedded connections do not go stale; the ping before each use would double every query.
+        .test_before_acquire(false)
+}
+
+fn connect_options(durability: Durability) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .foreign_keys(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .busy_timeout(Duration::from_secs(5))
+        .statement_cache_capacity(64)
+        .synchronous(match durability {
+            Durability::Process => SqliteSynchronous::Normal,
+            Durability::Power => SqliteSynchronous::Full,
+        })
+}

@@ -1,0 +1,144 @@
+//! The tables' behaviour, on a real file.
+
+use crate::*;
+
+const AGENT: &str = "concierge";
+
+fn agent(name: &str, digest: &str) -> AgentRow {
+    AgentRow { name: name.into(), manifest: "name = \"x\"".into(), digest: digest.into(), deployed_at_ms: 7 }
+}
+
+fn turn(turn: u64) -> TurnCommit {
+    TurnCommit { agent: AGENT.into(), session: "s".into(), turn, at_ms: 100 + turn, ..Default::default() }
+}
+
+async fn open(folder: &tempfile::TempDir) -> Store {
+    Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap()
+}
+
+async fn with_agent(folder: &tempfile::TempDir) -> Store {
+    let store = open(folder).await;
+    store.put_agent(&agent(AGENT, "d1"), b"component").await.unwrap();
+    store
+}
+
+#[tokio::test]
+async fn a_turn_survives_reopening() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let set = StateChange { key: "name".into(), value: Some(b"Ada".to_vec()) };
+    let body = ConversationRow { name: "main".into(), body: b"tokens".to_vec() };
+    let commit = TurnCommit { state: vec![set], conversations: vec![body.clone()], ..turn(1) };
+    store.commit_turn(&commit).await.unwrap();
+    store.close().await;
+
+    let snapshot = open(&folder).await.session(AGENT, "s").await.unwrap().unwrap();
+    assert_eq!(snapshot.row.turns, 1);
+    assert_eq!(snapshot.state, vec![("name".to_owned(), b"Ada".to_vec())]);
+    assert_eq!(snapshot.conversations, vec![body]);
+}
+
+#[tokio::test]
+async fn only_the_next_turn_commits_and_a_conflict_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    for wrong in [0, 2, 5] {
+        let refused = store.commit_turn(&turn(wrong)).await;
+        assert!(matches!(refused, Err(StoreError::TurnConflict { .. })), "turn {wrong}: {refused:?}");
+    }
+    store.commit_turn(&turn(1)).await.unwrap();
+    let set = StateChange { key: "k".into(), value: Some(vec![1]) };
+    let again = TurnCommit { state: vec![set], ..turn(1) };
+    assert!(matches!(store.commit_turn(&again).await, Err(StoreError::TurnConflict { turn: 1, .. })));
+    store.commit_turn(&turn(2)).await.unwrap();
+    let snapshot = store.session(AGENT, "s").await.unwrap().unwrap();
+    assert_eq!((snapshot.row.turns, snapshot.row.created_at_ms, snapshot.row.updated_at_ms), (2, 101, 102));
+    assert!(snapshot.state.is_empty());
+}
+
+#[tokio::test]
+async fn a_turn_of_an_unknown_agent_is_refused() {
+    let store = Store::in_memory().await.unwrap();
+    assert!(matches!(store.commit_turn(&turn(1)).await, Err(StoreError::AgentMissing { .. })));
+}
+
+#[tokio::test]
+async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    store.put_agent(&agent("other", "d1"), b"component").await.unwrap();
+    let line = LogEntry { at_ms: 1, level: "info".into(), message: "hello".into() };
+    store.commit_turn(&TurnCommit { logs: vec![line], ..turn(1) }).await.unwrap();
+
+    assert!(store.delete_agent(AGENT).await.unwrap());
+    assert!(!store.delete_agent(AGENT).await.unwrap());
+    assert!(store.session(AGENT, "s").await.unwrap().is_none());
+    assert!(store.logs(AGENT, None, 10).await.unwrap().is_empty());
+    assert_eq!(store.component("other").await.unwrap(), b"component");
+    store.put_agent(&agent("other", "d2"), b"newer").await.unwrap();
+    assert_eq!(store.component("other").await.unwrap(), b"newer");
+    assert!(matches!(store.component(AGENT).await, Err(StoreError::AgentMissing { .. })));
+}
+
+#[tokio::test]
+async fn a_new_version_of_an_agent_keeps_its_sessions() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    store.commit_turn(&turn(1)).await.unwrap();
+    store.put_agent(&agent(AGENT, "d2"), b"newer").await.unwrap();
+    assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
+    assert_eq!(store.agents().await.unwrap(), vec![agent(AGENT, "d2")]);
+}
+
+#[tokio::test]
+async fn an_outcome_is_found_by_its_key_and_a_key_commits_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let outcome = Outcome { idempotency_key: "k".into(), body: b"answer".to_vec() };
+    store.commit_turn(&TurnCommit { outcome: Some(outcome.clone()), ..turn(1) }).await.unwrap();
+    assert_eq!(store.outcome(AGENT, "s", "k").await.unwrap().as_deref(), Some(&b"answer"[..]));
+    assert_eq!(store.outcome(AGENT, "s", "other").await.unwrap(), None);
+    assert!(store.commit_turn(&TurnCommit { outcome: Some(outcome), ..turn(2) }).await.is_err());
+    assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
+}
+
+#[tokio::test]
+async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let lines: Vec<LogEntry> = (0..logs::LINES_PER_AGENT as u64 + 5)
+        .map(|n| LogEntry { at_ms: n, level: "info".into(), message: format!("line {n}") })
+        .collect();
+    store.append_logs(AGENT, "s", 1, &lines).await.unwrap();
+    let newest = store.logs(AGENT, None, 2).await.unwrap();
+    assert_eq!(newest.iter().map(|row| row.entry.at_ms).collect::<Vec<_>>(), [10_003, 10_004]);
+    let after = store.logs(AGENT, Some(newest[0].id), 10).await.unwrap();
+    assert_eq!(after, newest[1..]);
+    let oldest = store.logs(AGENT, Some(0), 1).await.unwrap();
+    assert_eq!(oldest[0].entry.message, "line 5");
+}
+
+#[tokio::test]
+async fn sessions_are_listed_page_by_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    for session in ["b", "a", "c"] {
+        store.commit_turn(&TurnCommit { session: session.into(), ..turn(1) }).await.unwrap();
+    }
+    let first = store.sessions(AGENT, None, 2).await.unwrap();
+    assert_eq!(first.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let rest = store.sessions(AGENT, Some("b"), 2).await.unwrap();
+    assert_eq!(rest.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["c"]);
+    assert!(store.delete_session(AGENT, "b").await.unwrap());
+    assert!(!store.delete_session(AGENT, "b").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_database_of_a_newer_skep_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    sqlx::query("PRAGMA user_version = 99").execute(&store.writer).await.unwrap();
+    store.close().await;
+    let refused = Store::open(&folder.path().join("skep.db"), Durability::Process).await;
+    assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));
+}
