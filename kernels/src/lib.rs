@@ -1,1 +1,28 @@
-//! placeholder
+//! The operations of a transformer step on plain buffers: shape checks, dispatch by instruction set, and SIMD code.
+//!
+//! Invariant: every public operation checks its shapes and returns a [`KernelError`]; nothing here panics on bad input.
+//! This is the only crate with `unsafe` and SIMD. It knows nothing of models, files, sequences or requests.
+
+pub mod attention;
+pub mod bandwidth;
+pub mod buffer;
+mod cpu;
+pub mod dequantize;
+mod dtype;
+mod error;
+pub mod gather;
+pub mod gpu;
+mod isa;
+pub mod matmul;
+pub mod pool;
+pub mod residual;
+pub mod rms_norm;
+pub mod rope;
+pub mod softmax;
+pub mod swiglu;
+
+pub use dequantize::dequantize;
+pub use dtype::DType;
+pub use error::KernelError;
+pub use isa::Isa;
+

@@ -1,0 +1,99 @@
+//! The number formats of weights and their block geometry.
+//!
+//! Invariant: `block_bytes` holds exactly `block_len` values. Nothing here reads data.
+
+use std::fmt;
+
+/// How the values of a tensor are stored. Quantised formats follow the GGUF block layouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+impl DType {
+    /// Every format, in a fixed order.
+    pub const ALL: [DType; 9] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q8_0,
+        DType::Q4K,
+        DType::Q5K,
+        DType::Q6K,
+    ];
+
+    /// Values per block.
+    pub fn block_len(self) -> usize {
+        match self {
+            DType::F32 | DType::F16 | DType::BF16 => 1,
+            DType::Q4_0 | DType::Q4_1 | DType::Q8_0 => 32,
+            DType::Q4K | DType::Q5K | DType::Q6K => 256,
+        }
+    }
+
+    /// Bytes per block.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::Q4_0 => 18,
+            DType::Q4_1 => 20,
+            DType::Q8_0 => 34,
+            DType::Q4K => 144,
+            DType::Q5K => 176,
+            DType::Q6K => 210,
+        }
+    }
+
+    /// Bytes of a row of `values`; `None` if it is not a whole number of blocks or overflows.
+    pub fn row_bytes(self, values: usize) -> Option<usize> {
+        if !values.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (values / self.block_len()).checked_mul(self.block_bytes())
+    }
+
+    /// Whether values share a scale per block.
+    pub fn is_quantised(self) -> bool {
+        self.block_len() > 1
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::Q4_0 => "Q4_0",
+            DType::Q4_1 => "Q4_1",
+            DType::Q8_0 => "Q8_0",
+            DType::Q4K => "Q4_K",
+            DType::Q5K => "Q5_K",
+            DType::Q6K => "Q6_K",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_blocks_and_overflow_have_no_size() {
+        assert_eq!(DType::Q4_1.row_bytes(576), Some(360));
+        assert_eq!(DType::Q4_1.row_bytes(577), None);
+        assert_eq!(DType::Q6K.row_bytes(128), None);
+        assert_eq!(DType::F32.row_bytes(usize::MAX), None);
+    }
+}

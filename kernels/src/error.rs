@@ -1,0 +1,38 @@
+//! What an operation can refuse.
+
+use crate::DType;
+
+/// A shape, size or format that an operation cannot work on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    #[error("{op}: {what} must be {expected}, but it is {found}")]
+    Shape { op: &'static str, what: &'static str, expected: usize, found: usize },
+    #[error("{op}: {what} {index} is out of range, there are {count}")]
+    OutOfRange { op: &'static str, what: &'static str, index: usize, count: usize },
+    #[error("{op}: a row of {values} values is not a whole number of {dtype} blocks of {}", dtype.block_len())]
+    PartialBlock { op: &'static str, dtype: DType, values: usize },
+    #[error("{op}: {what} is too large to address")]
+    TooLarge { op: &'static str, what: &'static str },
+    #[error("out of memory: {bytes} bytes could not be allocated")]
+    OutOfMemory { bytes: usize },
+    #[error("could not start a worker thread: {reason}")]
+    Thread { reason: String },
+}
+
+/// Checks that a length is what the shapes say.
+pub(crate) fn expect_len(
+    op: &'static str,
+    what: &'static str,
+    expected: usize,
+    found: usize,
+) -> Result<(), KernelError> {
+    if expected == found { Ok(()) } else { Err(KernelError::Shape { op, what, expected, found }) }
+}
+
+/// Product of sizes, or an error that names what is too large.
+pub(crate) fn product(op: &'static str, what: &'static str, sizes: &[usize]) -> Result<usize, KernelError> {
+    sizes
+        .iter()
+        .try_fold(1usize, |total, size| total.checked_mul(*size))
+        .ok_or(KernelError::TooLarge { op, what })
+}
