@@ -1,0 +1,56 @@
+//! What one forward step computes: token rows of sequences and the KV pages that they live in.
+//!
+//! Invariant: plain data. It knows no requests and no tensors.
+
+/// Tokens in one KV page.
+pub const PAGE_TOKENS: usize = 16;
+
+/// A page of the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+/// Which rows of a sequence get logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsWanted {
+    None,
+    Last,
+    All,
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchSequence {
+    pub tokens: Vec<u32>,
+    /// Tokens that are in the KV cache already: the position of `tokens[0]`.
+    pub start: usize,
+    /// Covers positions `0..start + tokens.len()`.
+    pub pages: Vec<PageId>,
+    pub logits: LogitsWanted,
+}
+
+impl BatchSequence {
+    /// Rows of logits that this sequence produces.
+    pub fn logit_rows(&self) -> usize {
+        match self.logits {
+            LogitsWanted::None => 0,
+            LogitsWanted::Last => self.tokens.len().min(1),
+            LogitsWanted::All => self.tokens.len(),
+        }
+    }
+}
+
+/// One step. Logit rows are numbered in the order of the sequences.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    pub sequences: Vec<BatchSequence>,
+}
+
+impl Batch {
+    pub fn token_count(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.tokens.len()).sum()
+    }
+
+    pub fn logit_rows(&self) -> usize {
+        self.sequences.iter().map(BatchSequence::logit_rows).sum()
+    }
+}

@@ -1,0 +1,78 @@
+//! The seam between what runs next and how a step is computed.
+//!
+//! Invariant: an executor is driven by one thread; a failed step leaves it usable. It knows no requests.
+
+use skep_kernels::Isa;
+
+use crate::batch::Batch;
+use crate::error::ModelError;
+pub use crate::memory_plan::MemoryPlan;
+pub use crate::models::CpuExecutor;
+use crate::sampling::{LogitRow, RowOutput};
+
+/// Computes steps of one model.
+pub trait Executor: Send {
+    fn limits(&self) -> &ExecutorLimits;
+
+    /// Runs one step: writes the KV of every token and keeps the logits that were asked for.
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError>;
+
+    /// A row of the last step's logits.
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError>;
+
+    /// Draws or scores rows of the last step's logits.
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError>;
+
+    fn plan(&self) -> &MemoryPlan;
+}
+
+/// What one step may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    pub max_batch_tokens: usize,
+    pub max_logit_rows: usize,
+    pub max_sequences: usize,
+    pub page_count: usize,
+    pub context_length: usize,
+    pub vocabulary_size: usize,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvDtype {
+    F32,
+    F16,
+}
+
+/// How to load a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorOptions {
+    /// `None`: one per physical core.
+    pub threads: Option<usize>,
+    /// `None`: the fastest that the machine supports.
+    pub isa: Option<Isa>,
+    pub kv: KvDtype,
+    /// Tokens that the KV pool holds, rounded up to whole pages.
+    pub kv_tokens: usize,
+    pub max_batch_tokens: usize,
+    pub max_logit_rows: usize,
+    pub max_sequences: usize,
+    pub tensor_parallel: usize,
+    pub pipeline_parallel: usize,
+}
+
+impl Default for ExecutorOptions {
+    fn default() -> Self {
+        ExecutorOptions {
+            threads: None,
+            isa: None,
+            kv: KvDtype::F16,
+            kv_tokens: 32768,
+            max_batch_tokens: 512,
+            max_logit_rows: 64,
+            max_sequences: 64,
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What memory a loaded model takes, decided before any of it is allocated.
+
+use std::fmt;
+
+/// Bytes by use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub weight_bytes: u64,
+    pub activation_bytes: u64,
+    pub kv_bytes: u64,
+}
+
+impl MemoryPlan {
+    pub fn total_bytes(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        write!(
+            f,
+            "weights {:.1} MiB + activations {:.1} MiB + KV cache {:.1} MiB = {:.1} MiB",
+            mib(self.weight_bytes),
+            mib(self.activation_bytes),
+            mib(self.kv_bytes),
+            mib(self.total_bytes())
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_names_every_use_and_the_sum() {
+        let plan = MemoryPlan { weight_bytes: 1 << 20, activation_bytes: 1 << 19, kv_bytes: 1 << 21 };
+        assert_eq!(
+            plan.to_string(),
+            "weights 1.0 MiB + activations 0.5 MiB + KV cache 2.0 MiB = 3.5 MiB"
+        );
+    }
+}
