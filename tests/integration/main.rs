@@ -1,1 +1,24 @@
-//! The one integration binary.
+//! Skep from outside: a real host with the default model and real guests, over HTTP and through the binary.
+//!
+//! One binary, so that it links once and its tests share one host. What a test needs (the model, the guest toolchain,
+//! the guests) is prepared through the same code that the command line uses.
+
+/// Starts hosts and talks to them.
+mod harness;
+
+/// Agents: turns, state, conversations, tools, triggers, what survives a restart.
+mod agents;
+/// The binary's commands, their output and exit codes.
+mod cli;
+/// Structured output: schemas, regular expressions, grammars, tools.
+mod constraints;
+/// What a hostile or broken guest, request or file gets.
+mod hostile;
+/// Cheap rules of the house.
+mod house;
+/// The official Python client against our routes.
+mod openai_client;
+/// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
+mod openai_routes;
+/// Token ids and log-probabilities of the default model against an independent implementation.
+mod reference;

@@ -1,0 +1,123 @@
+//! The `skep` binary: help, exit codes, `new`, `model verify`, and a server that drains on SIGTERM.
+
+use crate::harness::{client, model_path, repository};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Output, Stdio},
+};
+
+fn skep(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_skep")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let help = text(&skep(&["--help"]).stdout);
+    for command in ["demo", "up", "new", "build", "deploy", "list", "invoke", "chat", "logs", "model", "bench", "doctor", "completions"] {
+        assert!(help.contains(command), "--help does not mention {command}");
+        let output = skep(&[command, "--help"]);
+        assert!(output.status.success(), "{command} --help");
+        assert!(text(&output.stdout).lines().count() > 3, "{command} --help teaches nothing");
+    }
+}
+
+#[test]
+fn wrong_usage_and_an_absent_server_have_their_own_exit_codes() {
+    assert_eq!(skep(&["no-such-command"]).status.code(), Some(2));
+    let output = skep(&["list", "--url", "http://127.0.0.1:9"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("skep up"), "{}", text(&output.stderr));
+    let output = skep(&["model", "inspect", "/no/such/file.gguf"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/no/such/file.gguf"));
+}
+
+#[test]
+fn tiny_models_of_every_architecture_verify() {
+    for name in ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"] {
+        let folder = repository().join("tests/fixtures/tiny").join(name);
+        let output = skep(&["model", "verify", folder.to_str().unwrap(), "--json"]);
+        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let error = report["max_relative_error"].as_f64().unwrap();
+        assert!(error <= 1e-3, "{name}: {error}");
+        assert_eq!(report["passed"], true);
+    }
+}
+
+#[test]
+fn a_wrong_model_fails_to_verify() {
+    let source = repository().join("tests/fixtures/tiny/llama-gqa");
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["model.safetensors", "expected.safetensors"] {
+        std::fs::copy(source.join(file), folder.path().join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    std::fs::write(folder.path().join("config.json"), config.replace("10000.0", "20000.0")).unwrap();
+    let output = skep(&["model", "verify", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&skep(&["completions", shell]).stdout).contains("skep"));
+    }
+}
+
+#[test]
+fn a_new_agent_compiles_to_a_component() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(arguments)
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "skep {arguments:?}: {}", text(&output.stderr));
+        output
+    };
+    run(&["new", "my-agent"]);
+    run(&["build", "my-agent"]);
+    let component = folder.path().join("my-agent/target/skep/my-agent.wasm");
+    assert!(std::fs::metadata(component).unwrap().len() > 1000);
+}
+
+#[test]
+fn sigterm_lets_a_running_stream_finish() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap().to_owned();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_skep"))
+        .args(["up", "--listen", "127.0.0.1:0", "--data", &data, "--model", model_path().to_str().unwrap()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let url = lines
+        .by_ref()
+        .map(|line| line.unwrap())
+        .find_map(|line| line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned))
+        .expect("`skep up` prints where it listens");
+    let url = url.trim_end_matches(['/', '.', ',']).to_owned();
+    let finished = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let request = json!({"prompt": "One, two,", "max_tokens": 60, "ignore_eos": true, "stream": true});
+        let mut response = client().post(format!("{url}/v1/completions")).json(&request).send().await.unwrap();
+        let mut body = response.chunk().await.unwrap().expect("it began").to_vec();
+        let pid = server.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        while let Some(chunk) = response.chunk().await.unwrap() {
+            body.extend_from_slice(&chunk);
+        }
+        String::from_utf8(body).unwrap()
+    });
+    assert!(finished.trim_end().ends_with("[DONE]"), "{finished}");
+    assert!(server.wait().unwrap().success());
+}

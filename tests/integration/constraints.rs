@@ -1,0 +1,93 @@
+//! Structured output over HTTP: what is finished conforms, what cannot be compiled is refused.
+
+use crate::harness::{content, shared};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_schema_is_met_at_any_temperature() {
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["city", "days", "sky"],
+        "properties": {"city": {"type": "string", "maxLength": 16}, "days": {"type": "integer", "minimum": 1, "maximum": 7},
+            "sky": {"enum": ["clear", "cloudy", "rain"]}}});
+    for seed in 0..4 {
+        let answer = chat(json!({"temperature": 1.0, "seed": seed, "max_tokens": 80,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "weather", "strict": true, "schema": schema}}}))
+        .await;
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        let value: Value = serde_json::from_str(content(&answer)).unwrap();
+        assert!(value["city"].as_str().unwrap().chars().count() <= 16);
+        assert!((1..=7).contains(&value["days"].as_i64().unwrap()));
+        assert!(["clear", "cloudy", "rain"].contains(&value["sky"].as_str().unwrap()));
+        assert_eq!(value.as_object().unwrap().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_bare_schema_and_a_json_object_are_understood() {
+    let bare = json!({"response_format": {"type": "json_schema", "json_schema":
+        {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}, "additionalProperties": false}},
+        "max_tokens": 30});
+    let value: Value = serde_json::from_str(content(&chat(bare).await)).unwrap();
+    assert!(value["ok"].is_boolean());
+}
+
+#[tokio::test]
+async fn a_schema_that_cannot_be_compiled_is_a_400_that_says_why() {
+    for (schema, names) in [
+        (json!({"type": "object", "properties": {"a": {"type": "nonsense"}}}), "nonsense"),
+        (json!({"type": "string", "format": "no-such-format"}), "format"),
+        (json!({"$ref": "#/$defs/missing"}), "missing"),
+    ] {
+        let request = json!({"messages": [{"role": "user", "content": "x"}], "response_format":
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+        let (status, answer) = shared().post("/v1/chat/completions", request).await;
+        assert_eq!(status, 400, "{schema}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(names), "{message:?} should name {names:?}");
+        assert!(answer["error"]["code"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn a_required_tool_is_called_with_arguments_that_conform() {
+    let tools = json!([
+        {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters":
+            {"type": "object", "additionalProperties": false, "required": ["city"],
+             "properties": {"city": {"type": "string", "maxLength": 20}}}}},
+        {"type": "function", "function": {"name": "set_alarm", "description": "Sets an alarm.", "parameters":
+            {"type": "object", "additionalProperties": false, "required": ["hour"],
+             "properties": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}}}}}]);
+    for (choice, allowed) in [
+        (json!("required"), &["get_weather", "set_alarm"][..]),
+        (json!({"type": "function", "function": {"name": "set_alarm"}}), &["set_alarm"][..]),
+    ] {
+        let answer = chat(json!({"tools": tools, "tool_choice": choice, "max_tokens": 80, "temperature": 0.7, "seed": 3})).await;
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+        let call = &answer["choices"][0]["message"]["tool_calls"][0];
+        let name = call["function"]["name"].as_str().unwrap();
+        assert!(allowed.contains(&name), "{answer}");
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        match name {
+            "get_weather" => assert!(arguments["city"].as_str().unwrap().chars().count() <= 20),
+            _ => assert!((0..24).contains(&arguments["hour"].as_i64().unwrap())),
+        }
+        assert!(call["id"].as_str().unwrap().starts_with("call_"));
+    }
+}
+
+#[tokio::test]
+async fn a_schema_output_cut_off_says_length() {
+    let schema = json!({"type": "string", "minLength": 200, "maxLength": 300});
+    let answer = chat(json!({"max_tokens": 5, "response_format":
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}))
+    .await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{answer}");
+}
+
+async fn chat(extra: Value) -> Value {
+    let mut request = json!({"temperature": 0, "messages": [
+        {"role": "user", "content": "What will the weather be like in Lisbon over the next three days? Answer in JSON."}]});
+    for (key, value) in extra.as_object().unwrap() {
+        request[key] = value.clone();
+    }
+    shared().ok("/v1/chat/completions", request).await
+}

@@ -1,0 +1,198 @@
+//! One host for the tests that only talk to it, own hosts for those that restart or overload one, and a small client.
+//!
+//! A host runs in a runtime of its own thread, because a test's runtime ends with the test.
+
+use serde_json::{Value, json};
+use skep_cli::{
+    catalog, guest_build,
+    server::{self, DataDir, ServerOptions},
+};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock},
+};
+
+pub const MODEL: &str = "smollm2-135m";
+
+/// A running host.
+pub struct Host {
+    pub url: String,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Host {
+    /// Starts a host whose data lives in `data`, or in memory.
+    pub fn start(data: Option<&Path>) -> Host {
+        let options = ServerOptions {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            data: data.map_or(DataDir::InMemory, |path| DataDir::Path(path.to_owned())),
+            model: model_path().to_str().unwrap().to_owned(),
+            ..ServerOptions::default()
+        };
+        let (started_tx, started_rx) = std::sync::mpsc::channel::<SocketAddr>();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.unwrap().block_on(async move {
+                let running = server::start(options).await.expect("the host starts");
+                started_tx.send(running.address).unwrap();
+                let _ = stopped.await;
+                running.shutdown().await;
+            });
+        });
+        let address = started_rx.recv().expect("the host started");
+        Host { url: format!("http://{address}"), stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        answer(client().get(self.at(path)).send().await.unwrap()).await
+    }
+
+    pub async fn delete(&self, path: &str) -> (u16, Value) {
+        answer(client().delete(self.at(path)).send().await.unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        answer(client().post(self.at(path)).json(&body).send().await.unwrap()).await
+    }
+
+    /// Posts and expects 200.
+    pub async fn ok(&self, path: &str, body: Value) -> Value {
+        let (status, answer) = self.post(path, body).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    }
+
+    /// Posts and reads the events of the answer, as (event name, data).
+    pub async fn events(&self, path: &str, body: Value) -> Vec<(String, String)> {
+        let request = client().post(self.at(path)).header("accept", "text/event-stream").json(&body);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        parse_events(&response.text().await.unwrap())
+    }
+
+    /// Deploys one of `tests/guests` under `name`; `extra` is added to its manifest.
+    pub async fn deploy_guest(&self, guest_name: &str, name: &str, extra: &str) -> (u16, Value) {
+        let component = tokio::task::spawn_blocking({
+            let guest_name = guest_name.to_owned();
+            move || guest(&guest_name)
+        });
+        self.deploy(&format!("name = \"{name}\"\n{extra}"), component.await.unwrap().to_vec()).await
+    }
+
+    pub async fn deploy(&self, manifest: &str, component: Vec<u8>) -> (u16, Value) {
+        let form = reqwest::multipart::Form::new()
+            .text("manifest", manifest.to_owned())
+            .part("component", reqwest::multipart::Part::bytes(component).file_name("agent.wasm"));
+        answer(client().post(self.at("/v1/agents")).multipart(form).send().await.unwrap()).await
+    }
+
+    /// Sends a message to a session.
+    pub async fn message(&self, agent: &str, session: &str, text: &str) -> (u16, Value) {
+        self.post(&format!("/v1/agents/{agent}/sessions/{session}/messages"), json!({"text": text})).await
+    }
+
+    pub fn at(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+
+    /// Stops it and waits until everything is closed.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the host ends cleanly");
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+/// The host that tests share. It lives as long as the process.
+pub fn shared() -> &'static Host {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    HOST.get_or_init(|| Host::start(None))
+}
+
+pub fn client() -> reqwest::Client {
+    reqwest::Client::builder().timeout(std::time::Duration::from_secs(300)).build().unwrap()
+}
+
+/// Where the default model is; fetched by the first test that asks.
+pub fn model_path() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        on_plain_thread(|| catalog::resolve(MODEL, &catalog::Quiet).expect("the default model").path)
+    })
+}
+
+/// The component of one of `tests/guests`, built once a process.
+pub fn guest(name: &str) -> Arc<[u8]> {
+    static BUILT: OnceLock<Mutex<HashMap<String, Arc<[u8]>>>> = OnceLock::new();
+    let mut built = BUILT.get_or_init(Default::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let build = || {
+        let target = guest_build::GuestTarget::Example(name.to_owned());
+        build_guest(&repository().join("tests/guests"), target)
+    };
+    built.entry(name.to_owned()).or_insert_with(build).clone()
+}
+
+/// The component of an example agent.
+pub fn example(name: &str) -> Arc<[u8]> {
+    build_guest(&repository().join("examples").join(name), guest_build::GuestTarget::Library)
+}
+
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The assistant's text of a chat completion.
+pub fn content(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("no content: {answer}"))
+}
+
+/// The events of a body of `text/event-stream`, as (event name, data).
+pub fn parse_events(body: &str) -> Vec<(String, String)> {
+    let events = body.split("\n\n").filter(|event| event.lines().any(|line| line.starts_with("data:")));
+    events
+        .map(|event| {
+            let field = |name: &str| {
+                let values = event.lines().filter_map(|line| line.strip_prefix(name));
+                values.map(str::trim_start).collect::<Vec<_>>().join("\n")
+            };
+            (field("event:"), field("data:"))
+        })
+        .collect()
+}
+
+fn build_guest(dir: &Path, target: guest_build::GuestTarget) -> Arc<[u8]> {
+    let request = guest_build::BuildRequest { dir: dir.to_owned(), target };
+    let built = on_plain_thread(move || guest_build::build(&request, &catalog::Quiet));
+    built.expect("the guest builds").component.into()
+}
+
+/// Blocking libraries refuse to run inside an async runtime's thread.
+fn on_plain_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+async fn answer(response: reqwest::Response) -> (u16, Value) {
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
+    (status, value)
+}

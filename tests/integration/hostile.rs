@@ -1,0 +1,142 @@
+//! What broken and hostile guests, requests and files get: a clear error, and a host that goes on.
+
+use crate::harness::{client, guest, model_path, shared};
+use serde_json::{Value, json};
+
+const TIGHT: &str = "[limits]\nmemory_mb = 16\ncpu_ms = 300\nturn_ms = 20000\ntokens_per_turn = 64\nstate_kb = 64";
+
+/// Deploys a guest with tight limits, sends it a message, and expects an error; then another session must still work.
+async fn refused(guest_name: &str, text: &str) -> Value {
+    let host = shared();
+    let name = format!("hostile-{}", guest_name.replace('_', "-"));
+    let (status, deployed) = host.deploy_guest(guest_name, &name, TIGHT).await;
+    assert_eq!(status, 201, "{deployed}");
+    let (status, answer) = host.message(&name, "s", text).await;
+    assert!((400..600).contains(&status), "{guest_name} got {status}: {answer}");
+    let error = &answer["error"];
+    assert!(error["message"].is_string() && error["code"].is_string(), "{answer}");
+    assert_eq!(host.get("/healthz").await.0, 200);
+    error.clone()
+}
+
+#[tokio::test]
+async fn an_endless_loop_ends_at_its_cpu_limit() {
+    let error = refused("spin", "spin").await;
+    assert_eq!(error["code"], "limit_exceeded", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("cpu_ms"), "{error}");
+}
+
+#[tokio::test]
+async fn a_memory_bomb_ends_at_its_memory_limit() {
+    let error = refused("grow", "grow").await;
+    assert!(error["message"].as_str().unwrap().contains("memory"), "{error}");
+}
+
+#[tokio::test]
+async fn endless_recursion_and_a_panic_are_traps() {
+    for name in ["recurse", "panic"] {
+        let error = refused(name, "go").await;
+        assert!(["trap", "limit_exceeded"].contains(&error["code"].as_str().unwrap()), "{name}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn state_over_its_quota_is_refused_to_the_guest() {
+    let error = refused("big", "state").await;
+    assert!(error["message"].as_str().unwrap().contains("state_kb"), "{error}");
+}
+
+#[tokio::test]
+async fn a_flood_of_log_lines_is_cut_and_a_crowd_of_resources_bounded() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("chatty", "flood", "").await.0, 201);
+    assert_eq!(host.message("flood", "s", "100000").await.0, 200);
+    let (_, logs) = host.get("/v1/agents/flood/logs?limit=1000").await;
+    let lines = logs["data"].as_array().unwrap().len();
+    assert!((1..=300).contains(&lines), "{lines} lines were kept");
+    refused("leak", "100000").await;
+}
+
+#[tokio::test]
+async fn components_that_are_none_are_refused_with_a_reason() {
+    let host = shared();
+    let truncated = guest("noop")[..500].to_vec();
+    for (what, bytes) in [("text", b"not wasm".to_vec()), ("truncated", truncated), ("empty", vec![])] {
+        let (status, answer) = host.deploy("name = \"broken\"", bytes).await;
+        assert!((400..500).contains(&status), "{what}: {status} {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("component"), "{what}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_with_a_wrong_field_names_the_nearest_one() {
+    let (status, answer) = shared().deploy("name = \"x\"\n[limits]\nmemory_mib = 3", guest("noop").to_vec()).await;
+    assert_eq!(status, 400, "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("memory_mib") && message.contains("memory_mb"), "{message}");
+    for name in ["", "Has Space", "../up", &"x".repeat(300)] {
+        let (status, answer) = shared().deploy(&format!("name = \"{name}\""), guest("noop").to_vec()).await;
+        assert_eq!(status, 400, "{name:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
+    let host = shared();
+    let hello = json!([{"role": "user", "content": "hello"}]);
+    for (path, body, status) in [
+        ("/v1/chat/completions", json!({"messages": []}), 400),
+        ("/v1/chat/completions", json!({"messages": hello, "model": "gpt-nothing"}), 404),
+        ("/v1/chat/completions", json!({"messages": hello, "model": "agent:nobody"}), 404),
+        ("/v1/chat/completions", json!({"messages": hello, "temperature": -1}), 400),
+        ("/v1/chat/completions", json!({"messages": hello, "top_p": 7}), 400),
+        ("/v1/chat/completions", json!({"messages": hello, "n": 100000}), 400),
+        ("/v1/chat/completions", json!({"messages": [{"role": "wizard", "content": "x"}]}), 400),
+        ("/v1/chat/completions", json!({"messages": "hello"}), 400),
+        ("/v1/chat/completions", json!({"messages": hello, "response_format": {"type": "regex", "regex": "("}}), 400),
+        ("/v1/completions", json!({"prompt": [99999999]}), 400),
+        ("/v1/completions", json!({"prompt": "word ".repeat(20_000)}), 400),
+        ("/v1/completions", json!({}), 400),
+        ("/v1/agents/nobody/sessions/s/messages", json!({"text": "x"}), 404),
+        ("/no/such/route", json!({}), 404),
+    ] {
+        let (got, answer) = host.post(path, body.clone()).await;
+        let shown: String = body.to_string().chars().take(120).collect();
+        assert_eq!(got, status, "{path} {shown}: {answer}");
+        let error = &answer["error"];
+        assert!(error["message"].is_string() && error["code"].is_string() && error["type"].is_string(), "{answer}");
+    }
+    let (status, _) = host.get("/v1/chat/completions").await;
+    assert_eq!(status, 405);
+}
+
+#[tokio::test]
+async fn bodies_are_bounded_and_bad_json_is_named() {
+    let url = shared().at("/v1/chat/completions");
+    let post = |body: String| client().post(&url).header("content-type", "application/json").body(body).send();
+    let response = post("{\"messages\": ".into()).await.unwrap();
+    assert_eq!(response.status(), 400);
+    let nested = "[".repeat(100_000);
+    assert_eq!(post(format!("{{\"messages\": {nested}")).await.unwrap().status(), 400);
+    let huge = format!("{{\"prompt\": \"{}\"}}", "x".repeat(64 << 20));
+    // The server may close the connection before it has read everything.
+    if let Ok(response) = post(huge).await {
+        assert_eq!(response.status(), 413);
+        assert!(response.json::<Value>().await.unwrap()["error"]["code"].is_string());
+    }
+}
+
+#[test]
+fn a_truncated_model_file_is_an_error_that_names_the_place() {
+    let bytes = std::fs::read(model_path()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.gguf");
+    for length in [0, 3, 24, 1000, 100_000, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        let error = match skep_model::Checkpoint::open(&path) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{length} bytes of the file were taken for a model"),
+        };
+        assert!(error.contains("cut.gguf") || error.contains("tensor") || error.contains("key"), "{length}: {error}");
+    }
+}
