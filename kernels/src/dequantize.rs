@@ -80,7 +80,7 @@ fn k_nibble(bytes: &[u8], part: usize, k: usize) -> u8 {
 }
 
 /// The 6-bit scale and min of one of eight parts, out of 12 packed bytes.
-fn six_bit_pair(bytes: &[u8], part: usize) -> (u8, u8) {
+pub(crate) fn six_bit_pair(bytes: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         (bytes[part] & 63, bytes[part + 4] & 63)
     } else {

@@ -1,1 +1,51 @@
-//! placeholder
+//! Rows of a packed matrix by index: token embeddings.
+
+use crate::error::{expect_len, product};
+use crate::matmul::PackedMatrix;
+use crate::pool::SharedSlice;
+use crate::{Isa, KernelError, WorkerPool};
+
+/// out[i] = table[rows[i]]
+pub fn gather(
+    pool: &WorkerPool,
+    isa: Isa,
+    table: &PackedMatrix,
+    rows: &[u32],
+    out: &mut [f32],
+) -> Result<(), KernelError> {
+    const OP: &str = "gather";
+    let width = table.columns();
+    expect_len(OP, "the output length", product(OP, "the output", &[rows.len(), width])?, out.len())?;
+    if let Some(row) = rows.iter().find(|row| **row as usize >= table.rows()) {
+        return Err(KernelError::OutOfRange {
+            op: OP,
+            what: "row",
+            index: *row as usize,
+            count: table.rows(),
+        });
+    }
+    let out = SharedSlice::new(out);
+    crate::pool::by_rows(pool, rows.len(), width, |index| {
+        // SAFETY: each row is one task's.
+        table.unpack_row(isa, rows[index] as usize, unsafe { out.part(index * width, width) });
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn rows_come_in_the_order_asked_and_unknown_rows_are_errors() {
+        let values: Vec<f32> = (0..60).map(|x| x as f32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let table = PackedMatrix::pack(DType::F32, 20, 3, &bytes).unwrap();
+        let pool = WorkerPool::new(2).unwrap();
+        let mut out = [0.0; 9];
+        gather(&pool, Isa::detect(), &table, &[19, 0, 19], &mut out).unwrap();
+        assert_eq!(out, [57.0, 58.0, 59.0, 0.0, 1.0, 2.0, 57.0, 58.0, 59.0]);
+        assert!(gather(&pool, Isa::detect(), &table, &[20], &mut out[..3]).is_err());
+    }
+}

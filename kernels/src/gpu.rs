@@ -19,13 +19,17 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
         return Err("no NVIDIA driver: the CUDA driver library is not installed".to_owned());
     }
     result::init().map_err(|error| format!("the NVIDIA driver did not start: {error}"))?;
-    let count = result::device::get_count().map_err(|error| format!("the driver lists no devices: {error}"))?;
-    (0..count).map(|ordinal| describe(ordinal).map_err(|error| format!("device {ordinal}: {error}"))).collect()
+    let count =
+        result::device::get_count().map_err(|error| format!("the driver lists no devices: {error}"))?;
+    (0..count)
+        .map(|ordinal| describe(ordinal).map_err(|error| format!("device {ordinal}: {error}")))
+        .collect()
 }
 
 fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
     use sys::CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     let device = result::device::get(ordinal)?;
     let name = result::device::get_name(device)?;

@@ -15,6 +15,8 @@ pub mod gpu;
 mod isa;
 pub mod matmul;
 pub mod pool;
+#[cfg(test)]
+mod random;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
@@ -25,4 +27,4 @@ pub use dequantize::dequantize;
 pub use dtype::DType;
 pub use error::KernelError;
 pub use isa::Isa;
-
+pub use pool::WorkerPool;

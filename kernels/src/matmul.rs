@@ -1,1 +1,315 @@
-//! placeholder
+//! out = input × weightsᵀ for packed weights of any format, over one or several matrices that share the input.
+//!
+//! Invariant: each output depends on its own row of weights and its own token alone, in one fixed order of sums.
+//! Quantised weights meet activations rounded to 8 bits per block of 32; float weights meet them as they are.
+
+use std::marker::PhantomData;
+
+use crate::buffer::AlignedBytes;
+use crate::cpu::float_tiles::{self, FloatRange};
+use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
+use crate::cpu::quantise::{GroupView, QuantiseRow};
+use crate::cpu::tile_format::{self, TILE_ROWS, pack_tile};
+use crate::cpu::{dispatch, group_tokens};
+use crate::error::{expect_len, product};
+use crate::pool::SharedSlice;
+use crate::{DType, Isa, KernelError, WorkerPool};
+
+/// Tokens that one task works on, so that their activations stay in the second-level cache.
+const TASK_TOKENS: usize = 128;
+/// Tasks per thread and pass; more balance better, fewer cost less.
+const TASKS_PER_THREAD: usize = 4;
+
+/// A weight matrix in tiles of 16 rows, in no more bytes than its rows rounded up to whole tiles.
+pub struct PackedMatrix {
+    dtype: DType,
+    rows: usize,
+    columns: usize,
+    tile_bytes: usize,
+    bytes: AlignedBytes,
+}
+
+/// Calls `$call::<Format>` for the quantised format.
+macro_rules! with_tile_format {
+    ($dtype:expr, $call:ident) => {
+        match $dtype {
+            DType::Q4_0 => $call!(tile_format::Q4_0),
+            DType::Q4_1 => $call!(tile_format::Q4_1),
+            DType::Q8_0 => $call!(tile_format::Q8_0),
+            DType::Q4K => $call!(tile_format::Q4K),
+            DType::Q5K => $call!(tile_format::Q5K),
+            _ => $call!(tile_format::Q6K),
+        }
+    };
+}
+
+impl PackedMatrix {
+    /// Packs `rows` rows of `columns` values of `dtype`.
+    pub fn pack(dtype: DType, rows: usize, columns: usize, data: &[u8]) -> Result<Self, KernelError> {
+        const OP: &str = "pack";
+        let row_bytes =
+            dtype.row_bytes(columns).ok_or(KernelError::PartialBlock { op: OP, dtype, values: columns })?;
+        expect_len(OP, "the byte length", product(OP, "the matrix", &[rows, row_bytes])?, data.len())?;
+        let tile_bytes = product(OP, "a tile", &[row_bytes, TILE_ROWS])?;
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let mut bytes = AlignedBytes::zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
+        if row_bytes > 0 {
+            for (tile, source) in
+                bytes.as_mut_slice().chunks_exact_mut(tile_bytes).zip(data.chunks(row_bytes * TILE_ROWS))
+            {
+                let rows: Vec<&[u8]> = source.chunks_exact(row_bytes).collect();
+                if dtype.is_quantised() {
+                    pack_tile(dtype, &rows, tile);
+                } else {
+                    pack_floats(dtype.block_bytes(), &rows, tile);
+                }
+            }
+        }
+        Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes })
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of memory.
+    pub fn byte_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// One row as floats.
+    pub(crate) fn unpack_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        let (tile, lane) = (row / TILE_ROWS, row % TILE_ROWS);
+        let tile = &self.bytes.as_slice()[tile * self.tile_bytes..][..self.tile_bytes];
+        if !self.dtype.is_quantised() {
+            let size = self.dtype.block_bytes();
+            for (value, lanes) in out.iter_mut().zip(tile.chunks_exact(size * TILE_ROWS)) {
+                let at = &lanes[lane * size..][..size];
+                *value = match self.dtype {
+                    DType::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+                    DType::F16 => half::f16::from_le_bytes([at[0], at[1]]).to_f32(),
+                    _ => half::bf16::from_le_bytes([at[0], at[1]]).to_f32(),
+                };
+            }
+            return;
+        }
+        for (block, values) in out.chunks_exact_mut(32).enumerate() {
+            macro_rules! unpack {
+                ($format:ty) => {{
+                    let kernel = UnpackBlock::<$format> { tile: tile.as_ptr(), block, format: PhantomData };
+                    // SAFETY: the tile holds columns / 32 blocks, and `out` has `columns` values.
+                    unsafe { dispatch(isa, kernel) }
+                }};
+            }
+            let rows = with_tile_format!(self.dtype, unpack);
+            values.copy_from_slice(&rows[lane]);
+        }
+    }
+}
+
+fn pack_floats(size: usize, rows: &[&[u8]], tile: &mut [u8]) {
+    for (lane, row) in rows.iter().enumerate() {
+        for (value, lanes) in row.chunks_exact(size).zip(tile.chunks_exact_mut(size * TILE_ROWS)) {
+            lanes[lane * size..][..size].copy_from_slice(value);
+        }
+    }
+}
+
+/// Room for quantised activations, kept between calls.
+#[derive(Default)]
+pub struct Activations {
+    bytes: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+    low_sums: Vec<f32>,
+}
+
+impl Activations {
+    /// Bytes that `tokens` rows of `columns` values take.
+    pub fn byte_len(tokens: usize, columns: usize) -> usize {
+        tokens.saturating_mul(columns.saturating_add(columns / 32 * 12))
+    }
+
+    fn quantise(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], tokens: usize, columns: usize) {
+        let blocks = columns / 32;
+        self.bytes.resize(tokens * columns, 0);
+        for array in [&mut self.scales, &mut self.sums, &mut self.low_sums] {
+            array.resize(tokens * blocks, 0.0);
+        }
+        let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
+        let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
+        let group = group_tokens(isa);
+        let quantise_group = |index: usize| {
+            let first = index * group;
+            let count = group.min(tokens - first);
+            for token in 0..count {
+                // SAFETY: each group writes its own part of arrays that were sized above.
+                unsafe {
+                    let kernel = QuantiseRow {
+                        row: input.as_ptr().add((first + token) * columns),
+                        blocks,
+                        group: count,
+                        token,
+                        bytes: bytes.as_mut_ptr().add(first * columns),
+                        scales: scales.as_mut_ptr().add(first * blocks),
+                        sums: sums.as_mut_ptr().add(first * blocks),
+                        low_sums: low_sums.as_mut_ptr().add(first * blocks),
+                    };
+                    dispatch(isa, kernel);
+                }
+            }
+        };
+        let groups = tokens.div_ceil(group);
+        if groups <= 2 { (0..groups).for_each(quantise_group) } else { pool.run(groups, quantise_group) }
+    }
+
+    /// Views of the groups of `tokens` from `first`, which starts a group.
+    fn groups(&self, isa: Isa, first: usize, tokens: usize, columns: usize) -> Vec<(GroupView, usize)> {
+        let blocks = columns / 32;
+        let group = group_tokens(isa);
+        (first..first + tokens)
+            .step_by(group)
+            .map(|at| {
+                let view = GroupView {
+                    bytes: self.bytes[at * columns..].as_ptr(),
+                    scales: self.scales[at * blocks..].as_ptr(),
+                    sums: self.sums[at * blocks..].as_ptr(),
+                    low_sums: self.low_sums[at * blocks..].as_ptr(),
+                };
+                (view, group.min(first + tokens - at))
+            })
+            .collect()
+    }
+}
+
+/// Multiplies `input` `[tokens][columns]` with every matrix. `out` is `[tokens][sum of rows]`, matrices side by side.
+pub fn matmul(
+    pool: &WorkerPool,
+    isa: Isa,
+    matrices: &[&PackedMatrix],
+    input: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+    scratch: &mut Activations,
+) -> Result<(), KernelError> {
+    const OP: &str = "matmul";
+    let Some(first) = matrices.first() else { return expect_len(OP, "the output length", 0, out.len()) };
+    let columns = first.columns;
+    for matrix in matrices {
+        expect_len(OP, "the column count", columns, matrix.columns)?;
+    }
+    let stride = matrices.iter().map(|matrix| matrix.rows).sum::<usize>();
+    expect_len(OP, "the input length", product(OP, "the input", &[tokens, columns])?, input.len())?;
+    expect_len(OP, "the output length", product(OP, "the output", &[tokens, stride])?, out.len())?;
+    if tokens == 0 || stride == 0 {
+        return Ok(());
+    }
+    if matrices.iter().any(|matrix| matrix.dtype.is_quantised()) {
+        scratch.quantise(pool, isa, input, tokens, columns);
+    }
+    let tasks = plan(pool.threads(), matrices, tokens);
+    let out = SharedSlice::new(out);
+    let scratch = &*scratch;
+    pool.run(tasks.len(), |index| run_task(&tasks[index], isa, input, &out, stride, scratch));
+    Ok(())
+}
+
+/// Some tiles of one matrix times some tokens.
+struct Task<'a> {
+    matrix: &'a PackedMatrix,
+    first_tile: usize,
+    tiles: usize,
+    first_token: usize,
+    tokens: usize,
+    /// Column of the output where the matrix starts.
+    column: usize,
+}
+
+fn plan<'a>(threads: usize, matrices: &[&'a PackedMatrix], tokens: usize) -> Vec<Task<'a>> {
+    let all_tiles: usize = matrices.iter().map(|matrix| matrix.rows.div_ceil(TILE_ROWS)).sum();
+    let step = all_tiles.div_ceil(threads * TASKS_PER_THREAD).max(1);
+    let mut tasks = Vec::new();
+    for first_token in (0..tokens).step_by(TASK_TOKENS) {
+        let mut column = 0;
+        for matrix in matrices {
+            let count = matrix.rows.div_ceil(TILE_ROWS);
+            tasks.extend((0..count).step_by(step).map(|first_tile| Task {
+                matrix,
+                first_tile,
+                tiles: step.min(count - first_tile),
+                first_token,
+                tokens: TASK_TOKENS.min(tokens - first_token),
+                column,
+            }));
+            column += matrix.rows;
+        }
+    }
+    tasks
+}
+
+fn run_task(
+    task: &Task<'_>,
+    isa: Isa,
+    input: &[f32],
+    out: &SharedSlice<f32>,
+    stride: usize,
+    scratch: &Activations,
+) {
+    let matrix = task.matrix;
+    let first_row = task.first_tile * TILE_ROWS;
+    let rows = (task.tiles * TILE_ROWS).min(matrix.rows - first_row);
+    // SAFETY: `matmul` checked the lengths: tiles, inputs and outputs of the task exist, and no other task writes
+    // the same rows of the same tokens.
+    unsafe {
+        let tiles = matrix.bytes.as_ptr().add(task.first_tile * matrix.tile_bytes);
+        let out = out.as_mut_ptr().add(task.first_token * stride + task.column + first_row);
+        macro_rules! floats {
+            ($format:ty) => {{
+                let kernel = FloatRange::<$format> {
+                    tiles,
+                    columns: matrix.columns,
+                    rows,
+                    input: input.as_ptr().add(task.first_token * matrix.columns),
+                    tokens: task.tokens,
+                    out,
+                    stride,
+                    format: PhantomData,
+                };
+                dispatch(isa, kernel)
+            }};
+        }
+        macro_rules! integers {
+            ($format:ty) => {{
+                let kernel = TileRange::<$format> {
+                    tiles,
+                    tile_bytes: matrix.tile_bytes,
+                    blocks: matrix.columns / 32,
+                    rows,
+                    groups: &scratch.groups(isa, task.first_token, task.tokens, matrix.columns),
+                    out,
+                    stride,
+                    format: PhantomData,
+                };
+                dispatch(isa, kernel)
+            }};
+        }
+        match matrix.dtype {
+            DType::F32 => floats!(float_tiles::F32),
+            DType::F16 => floats!(float_tiles::F16),
+            DType::BF16 => floats!(float_tiles::BF16),
+            quantised => with_tile_format!(quantised, integers),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "matmul_tests.rs"]
+mod tests;

@@ -1,1 +1,256 @@
-//! placeholder
+//! Worker threads that share the tasks of one operation.
+//!
+//! Invariant: `run` returns after every task ran exactly once; workers spin for a moment after work and then park, so
+//! that an idle pool takes no CPU. A task that panics makes `run` panic on the caller, after all tasks are done.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::KernelError;
+
+/// How long a worker looks for more work before it parks.
+const SPIN: Duration = Duration::from_micros(100);
+/// The most threads of a pool.
+pub const MAX_THREADS: usize = 256;
+
+/// A pool that belongs to one executor. The calling thread is one of its threads.
+pub struct WorkerPool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    wake: Vec<Thread>,
+    /// One operation at a time.
+    turn: Mutex<()>,
+}
+
+/// The tasks of the operation in progress, erased to a pointer that is valid until `run` returns.
+#[derive(Clone, Copy)]
+struct Job {
+    call: *const (dyn Fn(usize) + Sync),
+    count: usize,
+}
+
+struct Shared {
+    /// Counts operations; a worker that sees a new number reads `job`.
+    epoch: AtomicUsize,
+    job: std::cell::UnsafeCell<Option<Job>>,
+    next: AtomicUsize,
+    /// Workers that have not finished the operation.
+    busy: AtomicUsize,
+    parked: Vec<AtomicBool>,
+    stop: AtomicBool,
+    failure: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+}
+
+// SAFETY: `job` is written only while every worker is idle (`busy` is 0) and published by the release of `epoch`.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is only followed while `run` holds the closure alive.
+unsafe impl Send for Shared {}
+
+impl WorkerPool {
+    /// Starts `threads - 1` workers.
+    pub fn new(threads: usize) -> Result<Self, KernelError> {
+        let threads = threads.clamp(1, MAX_THREADS);
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: std::cell::UnsafeCell::new(None),
+            next: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            stop: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        });
+        let mut pool = WorkerPool {
+            shared: shared.clone(),
+            workers: Vec::new(),
+            wake: Vec::new(),
+            turn: Mutex::new(()),
+        };
+        for index in 0..threads - 1 {
+            let shared = shared.clone();
+            let worker = std::thread::Builder::new()
+                .name(format!("skep-kernel-{}", index + 1))
+                .spawn(move || shared.work(index))
+                .map_err(|error| KernelError::Thread { reason: error.to_string() })?;
+            pool.wake.push(worker.thread().clone());
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that share the work, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task` with every index below `count`, spread over the threads.
+    pub fn run(&self, count: usize, task: impl Fn(usize) + Sync) {
+        if self.workers.is_empty() || count <= 1 {
+            (0..count).for_each(task);
+            return;
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        let call: &(dyn Fn(usize) + Sync) = &task;
+        // SAFETY: only the lifetime is erased; `run` waits for every worker before it returns.
+        let call: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(call) };
+        // SAFETY: all workers are idle: `busy` was waited for by the previous operation.
+        unsafe { *shared.job.get() = Some(Job { call, count }) };
+        shared.next.store(0, Ordering::Relaxed);
+        shared.busy.store(self.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for (parked, thread) in shared.parked.iter().zip(&self.wake) {
+            if parked.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        shared.take_tasks(Job { call, count });
+        let mut spins = 0u32;
+        while shared.busy.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            // A worker that lost its core needs ours.
+            if spins.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        drop(turn);
+        let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(failure) = failure {
+            resume_unwind(failure);
+        }
+    }
+}
+
+impl Drop for WorkerPool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.wake.iter().for_each(Thread::unpark);
+        for worker in self.workers.drain(..) {
+            // A worker catches its tasks' panics, so there is nothing to report.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, index: usize) {
+        let mut seen = 0;
+        while self.wait(index, seen) {
+            seen = self.epoch.load(Ordering::SeqCst);
+            // SAFETY: published before the epoch, and not written again until `busy` drops to 0.
+            if let Some(job) = unsafe { *self.job.get() } {
+                self.take_tasks(job);
+            }
+            self.busy.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Waits for an epoch after `seen`; false when the pool stops.
+    fn wait(&self, index: usize, seen: usize) -> bool {
+        let start = Instant::now();
+        let mut spins = 0u32;
+        while self.epoch.load(Ordering::SeqCst) == seen {
+            if self.stop.load(Ordering::Relaxed) {
+                return false;
+            }
+            spins += 1;
+            if spins.is_multiple_of(256) && start.elapsed() > SPIN {
+                self.parked[index].store(true, Ordering::SeqCst);
+                if self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
+                    std::thread::park();
+                }
+                self.parked[index].store(false, Ordering::SeqCst);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn take_tasks(&self, job: Job) {
+        // SAFETY: `run` keeps the closure alive until `busy` is 0.
+        let call = unsafe { &*job.call };
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= job.count {
+                return;
+            }
+            if let Err(failure) = catch_unwind(AssertUnwindSafe(|| call(index))) {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            }
+        }
+    }
+}
+
+/// Values below which an operation is not worth waking the workers for.
+const SMALL: usize = 16 * 1024;
+
+/// Runs one call per row, in few tasks when rows are short and on the caller's thread when there is little to do.
+pub(crate) fn by_rows(pool: &WorkerPool, rows: usize, width: usize, call: impl Fn(usize) + Sync) {
+    if rows.saturating_mul(width) <= SMALL {
+        (0..rows).for_each(call);
+        return;
+    }
+    let step = rows.div_ceil(pool.threads() * 4).max(1);
+    pool.run(rows.div_ceil(step), |task| (task * step..rows.min((task + 1) * step)).for_each(&call));
+}
+
+/// A slice that tasks write disjoint parts of.
+pub(crate) struct SharedSlice<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: whoever takes a part promises that no other task has it.
+unsafe impl<T: Send> Sync for SharedSlice<T> {}
+
+impl<T> SharedSlice<T> {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
+        SharedSlice { start: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    pub(crate) fn as_mut_ptr(&self) -> *mut T {
+        self.start
+    }
+
+    /// # Safety
+    /// No other task holds an overlapping part, and the slice outlives it.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
+        assert!(
+            from.checked_add(len).is_some_and(|end| end <= self.len),
+            "a task's part is inside its slice"
+        );
+        // SAFETY: bounds were checked; the caller promises that parts are disjoint.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_in_every_operation() {
+        let pool = WorkerPool::new(3).unwrap();
+        for count in [0, 1, 2, 7, 100] {
+            let runs: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(count, |task| {
+                runs[task].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_reaches_the_caller_and_leaves_the_pool_usable() {
+        let pool = WorkerPool::new(2).unwrap();
+        let failed = catch_unwind(AssertUnwindSafe(|| pool.run(4, |task| assert_ne!(task, 2, "task two"))));
+        assert!(failed.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(5, |task| {
+            sum.fetch_add(task, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 10);
+    }
+}

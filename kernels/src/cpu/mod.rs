@@ -1,1 +1,68 @@
-//! placeholder
+//! CPU code: each kernel is written once over [`simd::Simd`] and compiled for every instruction tier.
+//!
+//! Invariant: a tier runs only where the machine supports it. Shapes were checked by the caller.
+
+pub(crate) mod attention;
+pub(crate) mod elementwise;
+pub(crate) mod float_tiles;
+pub(crate) mod integer_tiles;
+mod portable;
+pub(crate) mod quantise;
+pub(crate) mod simd;
+pub(crate) mod tile_format;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use crate::Isa;
+use simd::Simd;
+
+/// A piece of work that is compiled once per tier.
+pub(crate) trait Kernel {
+    type Output;
+
+    /// # Safety
+    /// The machine supports the instructions of `S`, and the kernel's own pointers are valid.
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Runs a kernel in the given tier, or in portable code where the machine lacks it.
+///
+/// # Safety
+/// The pointers that the kernel holds are valid for what it reads and writes.
+pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    // SAFETY: the tier's support was checked; the pointers are the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if isa.supported() => run_avx512(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if isa.supported() => run_avx2(kernel),
+            _ => kernel.run::<portable::Portable>(),
+        }
+    }
+}
+
+/// Query rows or tokens that the tier's kernels work on at once.
+pub(crate) fn group_tokens(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 if isa.supported() => 8,
+        _ => 4,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features are enabled here.
+    unsafe { kernel.run::<avx512::Avx512>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features are enabled here.
+    unsafe { kernel.run::<avx2::Avx2>() }
+}

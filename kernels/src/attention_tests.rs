@@ -1,0 +1,126 @@
+//! Attention against plain double precision, over ragged sequences with shuffled pages.
+
+use super::*;
+use crate::random::Random;
+
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+    window: Option<usize>,
+    /// (start, tokens) of each sequence.
+    sequences: Vec<(usize, usize)>,
+}
+
+fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
+    let pool = WorkerPool::new(2).unwrap();
+    let (width, kv_width) = (case.heads * case.head_size, case.kv_heads * case.head_size);
+    let rows: usize = case.sequences.iter().map(|(_, tokens)| tokens).sum();
+    let page_count: usize = case.sequences.iter().map(|(start, tokens)| (start + tokens).div_ceil(16)).sum();
+    let mut kv = KvLayer::new(format, page_count, case.kv_heads, case.head_size).unwrap();
+    let mut free: Vec<u32> = (0..page_count as u32).collect();
+    free.sort_by_cached_key(|_| random.next_u64());
+    let round = |x: f32| match format {
+        KvFormat::F32 => x,
+        KvFormat::F16 => half::f16::from_f32(x).to_f32(),
+    };
+    let mut pages = Vec::new();
+    let mut contents = Vec::new();
+    for (start, tokens) in &case.sequences {
+        let own = free.split_off(free.len() - (start + tokens).div_ceil(16));
+        let rows: Vec<(Vec<f32>, Vec<f32>)> =
+            (0..start + tokens).map(|_| (random.floats(kv_width), random.floats(kv_width))).collect();
+        for (position, (key, value)) in rows.iter().enumerate() {
+            kv.write(isa, own[position / 16], position % 16, key, value).unwrap();
+        }
+        pages.push(own);
+        contents.push(rows);
+    }
+    let stride = width + 3;
+    let query: Vec<f32> = random.floats(rows * stride).iter().map(|x| x * 3.0).collect();
+    let mut out = vec![f32::NAN; rows * width];
+    let mut row = 0;
+    let sequences: Vec<AttentionSequence<'_>> = case
+        .sequences
+        .iter()
+        .zip(&pages)
+        .map(|((start, tokens), pages)| {
+            row += tokens;
+            AttentionSequence { row: row - tokens, tokens: *tokens, start: *start, pages }
+        })
+        .collect();
+    let params = AttentionParams { heads: case.heads, query_stride: stride, scale: 0.3, window: case.window };
+    attention(&pool, isa, params, &kv, &query, &sequences, &mut out).unwrap();
+
+    let share = case.heads / case.kv_heads;
+    for (sequence, contents) in sequences.iter().zip(&contents) {
+        for token in 0..sequence.tokens {
+            let position = sequence.start + token;
+            let first = case.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            for head in 0..case.heads {
+                let column = head / share * case.head_size;
+                let query =
+                    &query[(sequence.row + token) * stride + head * case.head_size..][..case.head_size];
+                let weights: Vec<f64> = (first..=position)
+                    .map(|at| {
+                        let key = &contents[at].0[column..][..case.head_size];
+                        let dot: f64 =
+                            query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(round(*k))).sum();
+                        (0.3 * dot).exp()
+                    })
+                    .collect();
+                let total: f64 = weights.iter().sum();
+                for d in 0..case.head_size {
+                    let value = |at: usize| f64::from(round(contents[at].1[column + d]));
+                    let sum: f64 = weights.iter().zip(first..).map(|(weight, at)| weight * value(at)).sum();
+                    let found = out[(sequence.row + token) * width + head * case.head_size + d];
+                    let error = (sum / total - f64::from(found)).abs();
+                    assert!(error < 2e-4, "{isa} {format:?} position {position} head {head}: off by {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_decode_windows_and_long_ranges_agree_with_double_precision() {
+    let mut random = Random::fresh();
+    let cases = [
+        Case {
+            heads: 9,
+            kv_heads: 3,
+            head_size: 64,
+            window: None,
+            sequences: vec![(0, 37), (50, 1), (16, 16)],
+        },
+        Case { heads: 4, kv_heads: 2, head_size: 24, window: Some(16), sequences: vec![(0, 70), (69, 1)] },
+        Case { heads: 2, kv_heads: 1, head_size: 80, window: Some(1), sequences: vec![(15, 3)] },
+        Case { heads: 3, kv_heads: 1, head_size: 32, window: None, sequences: vec![(1030, 1), (700, 2)] },
+    ];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        for format in [KvFormat::F32, KvFormat::F16] {
+            for case in &cases {
+                check_case(&mut random, isa, format, case);
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_and_positions_out_of_range_are_errors() {
+    let pool = WorkerPool::new(1).unwrap();
+    let mut kv = KvLayer::new(KvFormat::F16, 2, 1, 16).unwrap();
+    let run = |tokens, start, pages: &[u32]| {
+        let sequence = AttentionSequence { row: 0, tokens, start, pages };
+        let params = AttentionParams { heads: 1, query_stride: 16, scale: 1.0, window: None };
+        attention(&pool, Isa::detect(), params, &kv, &[0.0; 16], &[sequence], &mut [0.0; 16])
+    };
+    assert!(run(1, 15, &[1]).is_ok());
+    assert!(run(1, 16, &[1]).is_err());
+    assert!(run(1, 0, &[2]).is_err());
+    assert!(run(2, 0, &[0]).is_err());
+    assert!(kv.write(Isa::detect(), 2, 0, &[0.0; 16], &[0.0; 16]).is_err());
+    assert!(kv.write(Isa::detect(), 0, 16, &[0.0; 16], &[0.0; 16]).is_err());
+    assert!(KvLayer::new(KvFormat::F32, usize::MAX, 8, 64).is_err());
+    assert!(KvLayer::new(KvFormat::F32, 1, 1, 257).is_err());
+}

@@ -1,0 +1,263 @@
+//! Attention of a few query rows over a range of KV pages, with a running softmax.
+//!
+//! Invariant: each K and V value is read once for all rows of the call, which share one KV head. Keys are stored
+//! `[page][kv head][dimension][16 tokens]` so that a register of scores is 16 tokens; values `[..][16 tokens][stride]`.
+
+use std::marker::PhantomData;
+
+use super::Kernel;
+use super::simd::{Simd, exp};
+
+/// Query rows of one call at most.
+pub(crate) const MAX_ROWS: usize = 8;
+/// The widest head.
+pub(crate) const MAX_HEAD: usize = 256;
+const PAGE: usize = 16;
+/// Pages between two updates of the running softmax.
+const SPAN: usize = 4;
+const MASKED: f32 = -1e30;
+
+/// How 16 keys or values are read and written.
+pub(crate) trait KvFormat: Copy {
+    type Element: Copy;
+
+    /// # Safety
+    /// 16 values at `from`; inside a dispatched kernel.
+    unsafe fn load<S: Simd>(from: *const Self::Element) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct KvF32;
+#[derive(Clone, Copy)]
+pub(crate) struct KvF16;
+
+impl KvFormat for KvF32 {
+    type Element = f32;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const f32) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(from) }
+    }
+}
+
+impl KvFormat for KvF16 {
+    type Element = u16;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u16) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(from) }
+    }
+}
+
+/// One query row: which positions it sees.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct QueryRow {
+    /// Offset of its values in `query` and `out`.
+    pub offset: usize,
+    pub first: usize,
+    /// Exclusive.
+    pub end: usize,
+}
+
+/// Softmax state of some rows: the largest score, the sum of weights, and the weighted values.
+pub(crate) struct Partial {
+    pub largest: [f32; MAX_ROWS],
+    pub total: [f32; MAX_ROWS],
+    pub values: [[f32; MAX_HEAD]; MAX_ROWS],
+}
+
+pub(crate) struct AttendRows<'a, Kv: KvFormat> {
+    pub rows: &'a [QueryRow],
+    pub query: *const f32,
+    pub scale: f32,
+    pub head_size: usize,
+    pub value_stride: usize,
+    /// Base of this layer and KV head, and elements between pages.
+    pub keys: *const Kv::Element,
+    pub key_page: usize,
+    pub values: *const Kv::Element,
+    pub value_page: usize,
+    pub pages: &'a [u32],
+    /// Positions to look at, from a page boundary.
+    pub from: usize,
+    pub to: usize,
+    pub partial: &'a mut Partial,
+    pub format: PhantomData<Kv>,
+}
+
+impl Default for Partial {
+    fn default() -> Self {
+        Partial { largest: [MASKED; MAX_ROWS], total: [0.0; MAX_ROWS], values: [[0.0; MAX_HEAD]; MAX_ROWS] }
+    }
+}
+
+impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.rows.len() {
+                0 => {}
+                1 => self.attend::<S, 1>(),
+                2 => self.attend::<S, 2>(),
+                3 => self.attend::<S, 3>(),
+                4 => self.attend::<S, 4>(),
+                5 => self.attend::<S, 5>(),
+                6 => self.attend::<S, 6>(),
+                7 => self.attend::<S, 7>(),
+                _ => self.attend::<S, 8>(),
+            }
+        }
+    }
+}
+
+impl<Kv: KvFormat> AttendRows<'_, Kv> {
+    /// # Safety
+    /// `R` rows; pages cover `from..to`; `head_size <= MAX_HEAD`.
+    #[inline(always)]
+    unsafe fn attend<S: Simd, const R: usize>(mut self) {
+        let mut query = [0f32; MAX_HEAD * R_MAX];
+        // SAFETY: offsets are inside the query, by the caller's promise.
+        unsafe {
+            for r in 0..R {
+                for d in 0..self.head_size {
+                    query[d * R + r] = self.scale * *self.query.add(self.rows[r].offset + d);
+                }
+            }
+            let mut scores = [[0f32; SPAN * PAGE]; R];
+            let mut at = self.from;
+            while at < self.to {
+                let end = (at + SPAN * PAGE).min(self.to);
+                let pages = (end - at).div_ceil(PAGE);
+                for p in 0..pages {
+                    self.score_page::<S, R>(&query, at / PAGE + p, p, &mut scores);
+                }
+                let mut shrink = [1f32; R];
+                for r in 0..R {
+                    shrink[r] = soften::<S>(
+                        &mut scores[r][..pages * PAGE],
+                        at,
+                        &self.rows[r],
+                        &mut self.partial.largest[r],
+                        &mut self.partial.total[r],
+                    );
+                }
+                self.gather_values::<S, R>(&scores, at / PAGE, pages, &shrink);
+                at += SPAN * PAGE;
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `attend`; `page` is one of the sequence's.
+    #[inline(always)]
+    unsafe fn score_page<S: Simd, const R: usize>(
+        &self,
+        query: &[f32; MAX_HEAD * R_MAX],
+        page: usize,
+        slot: usize,
+        scores: &mut [[f32; SPAN * PAGE]; R],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let keys = self.keys.add(self.pages[page] as usize * self.key_page);
+            let mut sums = [S::zero(); R];
+            for d in 0..self.head_size {
+                let key = Kv::load::<S>(keys.add(d * PAGE));
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::fma(key, S::splat(*query.as_ptr().add(d * R + r)), *sum);
+                }
+            }
+            for (row, sum) in scores.iter_mut().zip(sums) {
+                S::store(row.as_mut_ptr().add(slot * PAGE), sum);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `attend`.
+    #[inline(always)]
+    unsafe fn gather_values<S: Simd, const R: usize>(
+        &mut self,
+        weights: &[[f32; SPAN * PAGE]; R],
+        first_page: usize,
+        pages: usize,
+        shrink: &[f32; R],
+    ) {
+        // SAFETY: the caller's promise; `value_stride <= MAX_HEAD`.
+        unsafe {
+            for column in (0..self.value_stride).step_by(16) {
+                let mut sums = [S::zero(); R];
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::mul(S::load(self.partial.values[r].as_ptr().add(column)), S::splat(shrink[r]));
+                }
+                for p in 0..pages {
+                    let page = self.pages[first_page + p] as usize * self.value_page;
+                    let values = self.values.add(page + column);
+                    for token in 0..PAGE {
+                        let value = Kv::load::<S>(values.add(token * self.value_stride));
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            let weight = S::splat(*weights[r].as_ptr().add(p * PAGE + token));
+                            *sum = S::fma(value, weight, *sum);
+                        }
+                    }
+                }
+                for (r, sum) in sums.iter().enumerate() {
+                    S::store(self.partial.values[r].as_mut_ptr().add(column), *sum);
+                }
+            }
+        }
+    }
+}
+
+const R_MAX: usize = MAX_ROWS;
+
+/// Turns scores at positions `at..` into weights and returns the factor for what was summed before.
+///
+/// # Safety
+/// `scores` is whole pages; inside a dispatched kernel.
+#[inline(always)]
+unsafe fn soften<S: Simd>(
+    scores: &mut [f32],
+    at: usize,
+    row: &QueryRow,
+    largest: &mut f32,
+    total: &mut f32,
+) -> f32 {
+    let low = row.first.saturating_sub(at).min(scores.len());
+    let high = row.end.saturating_sub(at).min(scores.len());
+    let masked = low > 0 || high < scores.len();
+    if masked {
+        scores[..low].fill(MASKED);
+        scores[high.max(low)..].fill(MASKED);
+    }
+    // SAFETY: loads and stores stay inside `scores`.
+    unsafe {
+        let mut peak = S::load(scores.as_ptr());
+        for at in (PAGE..scores.len()).step_by(PAGE) {
+            peak = S::max(peak, S::load(scores.as_ptr().add(at)));
+        }
+        let new = S::max_lane(peak).max(*largest);
+        let shift = S::splat(-new);
+        for at in (0..scores.len()).step_by(PAGE) {
+            let weight = exp::<S>(S::add(S::load(scores.as_ptr().add(at)), shift));
+            S::store(scores.as_mut_ptr().add(at), weight);
+        }
+        if masked {
+            scores[..low].fill(0.0);
+            scores[high.max(low)..].fill(0.0);
+        }
+        let mut sum = S::zero();
+        for at in (0..scores.len()).step_by(PAGE) {
+            sum = S::add(sum, S::load(scores.as_ptr().add(at)));
+        }
+        let shrink = if *largest == new { 1.0 } else { (*largest - new).exp() };
+        *total = *total * shrink + S::sum(sum);
+        *largest = new;
+        shrink
+    }
+}

@@ -1,0 +1,200 @@
+//! The AVX2 tier: 16 lanes are two registers.
+//!
+//! Invariant: methods are inlined into functions that enable the tier's features.
+
+use std::arch::x86_64::*;
+
+use super::simd::Simd;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+#[derive(Clone, Copy)]
+pub(crate) struct F2(__m256, __m256);
+
+#[derive(Clone, Copy)]
+pub(crate) struct I2(__m256i, __m256i);
+
+/// Two-operand operations on both halves.
+macro_rules! both {
+    ($($name:ident($vector:ident) = $intrinsic:ident;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name(a: $vector, b: $vector) -> $vector {
+            unsafe { $vector($intrinsic(a.0, b.0), $intrinsic(a.1, b.1)) }
+        }
+    )*};
+}
+
+// SAFETY: used only inside `dispatch`, which checked for the features; pointers are the caller's promise.
+#[allow(clippy::missing_safety_doc)]
+unsafe impl Simd for Avx2 {
+    type F = F2;
+    type I = I2;
+
+    both! {
+        add(F2) = _mm256_add_ps;
+        sub(F2) = _mm256_sub_ps;
+        mul(F2) = _mm256_mul_ps;
+        div(F2) = _mm256_div_ps;
+        max(F2) = _mm256_max_ps;
+        min(F2) = _mm256_min_ps;
+        and(I2) = _mm256_and_si256;
+        or(I2) = _mm256_or_si256;
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> F2 {
+        unsafe { F2(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> F2 {
+        unsafe { F2(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> F2 {
+        unsafe { F2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: F2) {
+        unsafe {
+            _mm256_storeu_ps(to, value.0);
+            _mm256_storeu_ps(to.add(8), value.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> F2 {
+        unsafe {
+            F2(
+                _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> F2 {
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            F2(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> F2 {
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            F2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, value: F2) {
+        unsafe {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.0));
+            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.1));
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: F2, b: F2, c: F2) -> F2 {
+        unsafe { F2(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
+    }
+    #[inline(always)]
+    unsafe fn round(a: F2) -> F2 {
+        unsafe {
+            F2(
+                _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.0),
+                _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.1),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp2_whole(a: F2) -> F2 {
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            F2(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(a.0), bias))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(a.1), bias))),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(a: F2) -> f32 {
+        let mut lanes = [0f32; 8];
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_add_ps(a.0, a.1)) };
+        lanes.iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: F2) -> f32 {
+        let mut lanes = [0f32; 8];
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_max_ps(a.0, a.1)) };
+        lanes.iter().fold(f32::NEG_INFINITY, |all, lane| all.max(*lane))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, value: F2) {
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(value.0), _mm256_cvtps_epi32(value.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.cast(), bytes);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i() -> I2 {
+        unsafe { I2(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(from: *const u8) -> I2 {
+        unsafe { I2(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i8(value: u8) -> I2 {
+        unsafe { I2(_mm256_set1_epi8(value as i8), _mm256_set1_epi8(value as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(a: I2) -> I2 {
+        unsafe {
+            let count = _mm_cvtsi32_si128(N as i32);
+            I2(_mm256_srl_epi32(a.0, count), _mm256_srl_epi32(a.1, count))
+        }
+    }
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(a: I2) -> I2 {
+        unsafe {
+            let count = _mm_cvtsi32_si128(N as i32);
+            I2(_mm256_sll_epi32(a.0, count), _mm256_sll_epi32(a.1, count))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot(sum: I2, bytes: I2, four: *const i8) -> I2 {
+        unsafe {
+            let four = _mm256_set1_epi32(four.cast::<i32>().read_unaligned());
+            let ones = _mm256_set1_epi16(1);
+            let low = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes.0, four), ones);
+            let high = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes.1, four), ones);
+            I2(_mm256_add_epi32(sum.0, low), _mm256_add_epi32(sum.1, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_wide(sum: I2, bytes: I2, four: *const i8) -> I2 {
+        unsafe {
+            let four = _mm256_set1_epi32(four.cast::<i32>().read_unaligned());
+            // u = s + 128 with signed s: |s| * sign(a, s) stays within 16 bits, and 128 a is 64 a * 2.
+            let flip = _mm256_set1_epi8(-128);
+            let centre =
+                _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(64), four), _mm256_set1_epi16(2));
+            let half = |bytes: __m256i| {
+                let signed = _mm256_xor_si256(bytes, flip);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(four, signed));
+                _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), centre)
+            };
+            I2(_mm256_add_epi32(sum.0, half(bytes.0)), _mm256_add_epi32(sum.1, half(bytes.1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: I2) -> F2 {
+        unsafe { F2(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
+    }
+}

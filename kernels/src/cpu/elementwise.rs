@@ -1,0 +1,177 @@
+//! Kernels over single rows: normalisation, gating, sums, rotation, and conversion for the KV cache.
+//!
+//! Invariant: a row's result depends on that row alone.
+
+use super::Kernel;
+use super::simd::{Simd, exp};
+
+/// out = x / rms(x) * weight
+pub(crate) struct RmsNorm<'a> {
+    pub input: &'a [f32],
+    pub weight: &'a [f32],
+    pub epsilon: f32,
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let count = self.input.len();
+        let whole = count / 16 * 16;
+        let mut squares = 0.0;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            let mut sum = S::zero();
+            for at in (0..whole).step_by(16) {
+                let x = S::load(self.input.as_ptr().add(at));
+                sum = S::fma(x, x, sum);
+            }
+            squares += S::sum(sum);
+        }
+        squares += self.input[whole..].iter().map(|x| x * x).sum::<f32>();
+        let factor = 1.0 / (squares / count as f32 + self.epsilon).sqrt();
+        // SAFETY: as above.
+        unsafe {
+            for at in (0..whole).step_by(16) {
+                let x = S::mul(S::load(self.input.as_ptr().add(at)), S::splat(factor));
+                S::store(self.out.as_mut_ptr().add(at), S::mul(x, S::load(self.weight.as_ptr().add(at))));
+            }
+        }
+        for at in whole..count {
+            self.out[at] = self.input[at] * factor * self.weight[at];
+        }
+    }
+}
+
+/// gate = silu(gate) * up
+pub(crate) struct SwiGlu<'a> {
+    pub gate: &'a mut [f32],
+    pub up: &'a [f32],
+}
+
+impl Kernel for SwiGlu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let whole = self.gate.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            let one = S::splat(1.0);
+            for at in (0..whole).step_by(16) {
+                let x = S::load(self.gate.as_ptr().add(at));
+                let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), x))));
+                let up = S::load(self.up.as_ptr().add(at));
+                S::store(self.gate.as_mut_ptr().add(at), S::mul(S::mul(x, sigmoid), up));
+            }
+        }
+        for at in whole..self.gate.len() {
+            let x = self.gate[at];
+            self.gate[at] = x / (1.0 + (-x).exp()) * self.up[at];
+        }
+    }
+}
+
+/// to += from
+pub(crate) struct Add<'a> {
+    pub to: &'a mut [f32],
+    pub from: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let whole = self.to.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            for at in (0..whole).step_by(16) {
+                let sum = S::add(S::load(self.to.as_ptr().add(at)), S::load(self.from.as_ptr().add(at)));
+                S::store(self.to.as_mut_ptr().add(at), sum);
+            }
+        }
+        for at in whole..self.to.len() {
+            self.to[at] += self.from[at];
+        }
+    }
+}
+
+/// Rotates the pairs of one head; `turns` holds cosines, then sines.
+pub(crate) struct Rotate<'a> {
+    pub head: &'a mut [f32],
+    pub turns: &'a [f32],
+    pub interleaved: bool,
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let half = self.head.len() / 2;
+        let (cosines, sines) = self.turns.split_at(half);
+        if self.interleaved {
+            for ((pair, cos), sin) in self.head.chunks_exact_mut(2).zip(cosines).zip(sines) {
+                let (a, b) = (pair[0], pair[1]);
+                pair[0] = a * cos - b * sin;
+                pair[1] = a * sin + b * cos;
+            }
+        } else {
+            let (first, second) = self.head.split_at_mut(half);
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+                let (x, y) = (*a, *b);
+                *a = x * cos - y * sin;
+                *b = x * sin + y * cos;
+            }
+        }
+    }
+}
+
+/// Largest value, and sum of exponentials below it.
+pub(crate) struct LogSumExp<'a> {
+    pub row: &'a [f32],
+}
+
+impl Kernel for LogSumExp<'_> {
+    /// log(sum(exp(row)))
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f32 {
+        let whole = self.row.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`.
+        unsafe {
+            let mut peaks = S::splat(f32::NEG_INFINITY);
+            for at in (0..whole).step_by(16) {
+                peaks = S::max(peaks, S::load(self.row.as_ptr().add(at)));
+            }
+            let peak = self.row[whole..].iter().fold(S::max_lane(peaks), |all, x| all.max(*x));
+            let mut sums = S::zero();
+            for at in (0..whole).step_by(16) {
+                sums = S::add(sums, exp::<S>(S::sub(S::load(self.row.as_ptr().add(at)), S::splat(peak))));
+            }
+            let rest: f32 = self.row[whole..].iter().map(|x| (x - peak).exp()).sum();
+            peak + (S::sum(sums) + rest).ln()
+        }
+    }
+}
+
+/// 16 floats to half precision.
+pub(crate) struct ToHalf<'a> {
+    pub from: &'a [f32; 16],
+}
+
+impl Kernel for ToHalf<'_> {
+    type Output = [u16; 16];
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> [u16; 16] {
+        let mut out = [0u16; 16];
+        // SAFETY: both arrays have 16 values.
+        unsafe { S::store_f16(out.as_mut_ptr(), S::load(self.from.as_ptr())) };
+        out
+    }
+}

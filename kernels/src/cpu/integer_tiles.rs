@@ -1,0 +1,175 @@
+//! Products of quantised weight tiles with quantised activations: the heart of prefill and decode.
+//!
+//! Invariant: each output depends on its own token and row alone, and its sum is formed in the same order whatever
+//! else is in the group.
+
+use std::marker::PhantomData;
+
+use super::Kernel;
+use super::quantise::GroupView;
+use super::simd::Simd;
+use super::tile_format::{TILE_ROWS, TileFormat};
+
+/// Consecutive tiles times consecutive groups of up to 8 tokens.
+pub(crate) struct TileRange<'a, Format> {
+    pub tiles: *const u8,
+    pub tile_bytes: usize,
+    pub blocks: usize,
+    /// Rows from the first tile on; the last tile may be partial.
+    pub rows: usize,
+    /// Views of the groups, and the tokens in each.
+    pub groups: &'a [(GroupView, usize)],
+    /// Output of the first row and token; tokens are `stride` apart.
+    pub out: *mut f32,
+    pub stride: usize,
+    pub format: PhantomData<Format>,
+}
+
+impl<Format: TileFormat> Kernel for TileRange<'_, Format> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut spill = [0f32; 8 * TILE_ROWS];
+        // SAFETY: tiles, groups and outputs are as long as the fields say; a partial tile goes through `spill`.
+        unsafe {
+            for tile in 0..self.rows.div_ceil(TILE_ROWS) {
+                let rows = (self.rows - tile * TILE_ROWS).min(TILE_ROWS);
+                let mut out = self.out.add(tile * TILE_ROWS);
+                for &(group, tokens) in self.groups {
+                    let whole = rows == TILE_ROWS;
+                    let (to, stride) =
+                        if whole { (out, self.stride) } else { (spill.as_mut_ptr(), TILE_ROWS) };
+                    let product = TileProduct::<Format> {
+                        tile: self.tiles.add(tile * self.tile_bytes),
+                        blocks: self.blocks,
+                        group,
+                        out: to,
+                        stride,
+                        format: PhantomData,
+                    };
+                    match tokens {
+                        1 => product.compute::<S, 1>(),
+                        2 => product.compute::<S, 2>(),
+                        3 => product.compute::<S, 3>(),
+                        4 => product.compute::<S, 4>(),
+                        5 => product.compute::<S, 5>(),
+                        6 => product.compute::<S, 6>(),
+                        7 => product.compute::<S, 7>(),
+                        _ => product.compute::<S, 8>(),
+                    }
+                    if !whole {
+                        for t in 0..tokens {
+                            let from = spill.as_ptr().add(t * TILE_ROWS);
+                            std::ptr::copy_nonoverlapping(from, out.add(t * self.stride), rows);
+                        }
+                    }
+                    out = out.add(tokens * self.stride);
+                }
+            }
+        }
+    }
+}
+
+/// One tile times one group.
+struct TileProduct<Format> {
+    tile: *const u8,
+    blocks: usize,
+    group: GroupView,
+    out: *mut f32,
+    stride: usize,
+    format: PhantomData<Format>,
+}
+
+impl<Format: TileFormat> TileProduct<Format> {
+    /// # Safety
+    /// The tile has `blocks` blocks, the group `T` tokens of as many, and `out` room for 16 values of each token.
+    #[inline(always)]
+    unsafe fn compute<S: Simd, const T: usize>(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [S::zero(); T];
+            for block in 0..self.blocks {
+                let weights = Format::integers::<S>(self.tile, block);
+                let scales = Format::scales::<S>(self.tile, block);
+                let place = block * T;
+                for (t, sum) in sums.iter_mut().enumerate() {
+                    let bytes = self.group.bytes.add((place + t) * 32);
+                    let scale = S::splat(*self.group.scales.add(place + t));
+                    let total = *self.group.sums.add(place + t);
+                    if Format::HALVES {
+                        let low_total = *self.group.low_sums.add(place + t);
+                        let low = S::to_f32(dot::<S, Format>(&weights, 0, 4, bytes));
+                        let high = S::to_f32(dot::<S, Format>(&weights, 4, 8, bytes));
+                        let both = S::fma(low, scales[0].0, S::mul(high, scales[1].0));
+                        *sum = S::fma(both, scale, *sum);
+                        *sum = S::fma(scales[0].1, S::splat(low_total), *sum);
+                        *sum = S::fma(scales[1].1, S::splat(total - low_total), *sum);
+                    } else {
+                        let all = S::to_f32(dot::<S, Format>(&weights, 0, 8, bytes));
+                        *sum = S::fma(S::mul(all, scales[0].0), scale, *sum);
+                        *sum = S::fma(scales[0].1, S::splat(total), *sum);
+                    }
+                }
+            }
+            for (t, sum) in sums.iter().enumerate() {
+                S::store(self.out.add(t * self.stride), *sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// 32 bytes at `bytes`.
+#[inline(always)]
+unsafe fn dot<S: Simd, Format: TileFormat>(
+    weights: &[S::I; 8],
+    from: usize,
+    to: usize,
+    bytes: *const i8,
+) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sum = S::zero_i();
+        for (g, weight) in weights.iter().enumerate().take(to).skip(from) {
+            let four = bytes.add(g * 4);
+            sum = if Format::WIDE { S::dot_wide(sum, *weight, four) } else { S::dot(sum, *weight, four) };
+        }
+        sum
+    }
+}
+
+/// Converts one block of a tile back to floats: `out[row][32]`.
+pub(crate) struct UnpackBlock<Format> {
+    pub tile: *const u8,
+    pub block: usize,
+    pub format: PhantomData<Format>,
+}
+
+impl<Format: TileFormat> Kernel for UnpackBlock<Format> {
+    type Output = [[f32; 32]; 16];
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Self::Output {
+        let mut out = [[0f32; 32]; 16];
+        let mut lanes = [0f32; 16];
+        // One-hot activations read the integers through the same dot product as the kernels.
+        let mut one_hot = [0i8; 4];
+        // SAFETY: the tile has the block; arrays have the lengths that the loads need.
+        unsafe {
+            let weights = Format::integers::<S>(self.tile, self.block);
+            let scales = Format::scales::<S>(self.tile, self.block);
+            for k in 0..32 {
+                one_hot[k % 4] = 1;
+                let (scale, min) = scales[k / 16];
+                let integer = S::to_f32(S::dot_wide(S::zero_i(), weights[k / 4], one_hot.as_ptr()));
+                S::store(lanes.as_mut_ptr(), S::fma(integer, scale, min));
+                one_hot[k % 4] = 0;
+                for (row, lane) in out.iter_mut().zip(lanes) {
+                    row[k] = lane;
+                }
+            }
+        }
+        out
+    }
+}

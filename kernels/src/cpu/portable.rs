@@ -1,0 +1,162 @@
+//! The portable tier: the same vectors as plain arrays, for any machine.
+//!
+//! Invariant: no instruction beyond the target's baseline.
+
+use half::f16;
+
+use super::simd::Simd;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+type Floats = [f32; 16];
+type Words = [u32; 16];
+
+#[inline(always)]
+fn zip(a: Floats, b: Floats, op: impl Fn(f32, f32) -> f32) -> Floats {
+    std::array::from_fn(|lane| op(a[lane], b[lane]))
+}
+
+#[inline(always)]
+fn zip_words(a: Words, b: Words, op: impl Fn(u32, u32) -> u32) -> Words {
+    std::array::from_fn(|lane| op(a[lane], b[lane]))
+}
+
+// SAFETY: plain code; pointers are the caller's promise.
+#[allow(clippy::missing_safety_doc)]
+unsafe impl Simd for Portable {
+    type F = Floats;
+    type I = Words;
+
+    #[inline(always)]
+    unsafe fn zero() -> Floats {
+        [0.0; 16]
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Floats {
+        [value; 16]
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Floats {
+        unsafe { from.cast::<Floats>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: Floats) {
+        unsafe { to.cast::<Floats>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Floats {
+        let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
+        bits.map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Floats {
+        let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
+        bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Floats {
+        unsafe { from.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, value: Floats) {
+        let bits = value.map(|value| f16::from_f32(value).to_bits());
+        unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: Floats, b: Floats) -> Floats {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Floats, b: Floats, c: Floats) -> Floats {
+        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+    #[inline(always)]
+    unsafe fn round(a: Floats) -> Floats {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn exp2_whole(a: Floats) -> Floats {
+        a.map(|a| f32::from_bits(((a as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn sum(a: Floats) -> f32 {
+        a.iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: Floats) -> f32 {
+        a.iter().fold(f32::NEG_INFINITY, |all, lane| all.max(*lane))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, value: Floats) {
+        let bytes = value.map(|value| value.round_ties_even() as i8);
+        unsafe { to.cast::<[i8; 16]>().write_unaligned(bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn zero_i() -> Words {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn load_i(from: *const u8) -> Words {
+        unsafe { from.cast::<Words>().read_unaligned() }.map(u32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn splat_i8(value: u8) -> Words {
+        [u32::from_ne_bytes([value; 4]); 16]
+    }
+    #[inline(always)]
+    unsafe fn and(a: Words, b: Words) -> Words {
+        zip_words(a, b, |a, b| a & b)
+    }
+    #[inline(always)]
+    unsafe fn or(a: Words, b: Words) -> Words {
+        zip_words(a, b, |a, b| a | b)
+    }
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(a: Words) -> Words {
+        a.map(|a| a >> N)
+    }
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(a: Words) -> Words {
+        a.map(|a| a << N)
+    }
+    #[inline(always)]
+    unsafe fn dot(sum: Words, bytes: Words, four: *const i8) -> Words {
+        let four = unsafe { four.cast::<[i8; 4]>().read_unaligned() }.map(i32::from);
+        std::array::from_fn(|lane| {
+            let word = bytes[lane] as i32;
+            let byte = |at: u32| (word >> (8 * at)) & 255;
+            let dot = byte(0) * four[0] + byte(1) * four[1] + byte(2) * four[2] + byte(3) * four[3];
+            (sum[lane] as i32 + dot) as u32
+        })
+    }
+    #[inline(always)]
+    unsafe fn dot_wide(sum: Words, bytes: Words, four: *const i8) -> Words {
+        unsafe { Self::dot(sum, bytes, four) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: Words) -> Floats {
+        a.map(|a| a as i32 as f32)
+    }
+}

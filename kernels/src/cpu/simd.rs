@@ -1,0 +1,74 @@
+//! The vector operations that kernels are written in: 16 `f32` lanes and 64 bytes.
+//!
+//! Invariant: every tier gives the same integers; floats differ only in rounding. Loads and stores need no alignment.
+
+/// One tier's vectors.
+///
+/// # Safety
+/// Methods may use instructions of the tier: call them only inside [`super::dispatch`]. Pointers must be valid for
+/// 16 values, or 64 bytes.
+pub(crate) unsafe trait Simd: Copy {
+    /// 16 floats.
+    type F: Copy;
+    /// 64 bytes, or 16 `i32`.
+    type I: Copy;
+
+    unsafe fn zero() -> Self::F;
+    unsafe fn splat(value: f32) -> Self::F;
+    unsafe fn load(from: *const f32) -> Self::F;
+    unsafe fn store(to: *mut f32, value: Self::F);
+    unsafe fn load_f16(from: *const u16) -> Self::F;
+    unsafe fn load_bf16(from: *const u16) -> Self::F;
+    unsafe fn load_i8(from: *const i8) -> Self::F;
+    unsafe fn store_f16(to: *mut u16, value: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// a * b + c
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    unsafe fn round(a: Self::F) -> Self::F;
+    /// 2 to the power of whole lanes in -126..=127.
+    unsafe fn exp2_whole(a: Self::F) -> Self::F;
+    unsafe fn sum(a: Self::F) -> f32;
+    unsafe fn max_lane(a: Self::F) -> f32;
+    /// Rounds to nearest and stores 16 bytes; lanes are in -127..=127.
+    unsafe fn store_i8(to: *mut i8, value: Self::F);
+
+    unsafe fn zero_i() -> Self::I;
+    unsafe fn load_i(from: *const u8) -> Self::I;
+    unsafe fn splat_i8(value: u8) -> Self::I;
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts 32-bit lanes; mask the bits that cross bytes.
+    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I;
+    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
+    /// Adds to each lane the dot product of its 4 unsigned bytes (at most 127) with the 4 signed bytes at `four`.
+    unsafe fn dot(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
+    /// As `dot`, for bytes up to 255.
+    unsafe fn dot_wide(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
+    unsafe fn to_f32(a: Self::I) -> Self::F;
+}
+
+/// e to the power of each lane: Cephes' polynomial after reduction by ln 2; relative error below 1e-6.
+///
+/// # Safety
+/// As the methods of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: only register arithmetic in the caller's tier.
+    unsafe {
+        let x = S::max(S::min(x, S::splat(88.0)), S::splat(-87.0));
+        let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        let r = S::fma(n, S::splat(-0.693_359_4), x);
+        let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+        let mut p = S::splat(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
+        S::mul(p, S::exp2_whole(n))
+    }
+}

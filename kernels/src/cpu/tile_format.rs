@@ -1,0 +1,317 @@
+//! The packed layout of quantised weights: tiles of 16 rows, so that one dot instruction advances 16 outputs.
+//!
+//! Invariant: a tile takes exactly the bytes of its 16 rows. In a block of 32 values, value `4 g + j` of row `r` is
+//! byte `4 r + j` of register `g`; nibbles hold registers `z` (low) and `z + 4` (high). Rows past the end are zeros.
+
+use std::marker::PhantomData;
+
+use super::simd::Simd;
+use crate::DType;
+use crate::dequantize::block_integers;
+
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Reads one format's tiles. `block` counts blocks of 32 values along the row.
+pub(crate) trait TileFormat: Copy {
+    /// Whether the two 16-value halves of a block have scales of their own.
+    const HALVES: bool;
+    /// Whether integers exceed 127.
+    const WIDE: bool;
+
+    /// # Safety
+    /// `tile` holds the block; call inside a dispatched kernel.
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8];
+
+    /// `(scale, min)` per half: value = scale * integer + min.
+    ///
+    /// # Safety
+    /// As `integers`.
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Q4_0;
+#[derive(Clone, Copy)]
+pub(crate) struct Q4_1;
+#[derive(Clone, Copy)]
+pub(crate) struct Q8_0;
+#[derive(Clone, Copy)]
+pub(crate) struct Q6K;
+/// Q4_K, and Q5_K with its plane of fifth bits.
+#[derive(Clone, Copy)]
+pub(crate) struct SixBit<High: Copy>(PhantomData<High>);
+#[derive(Clone, Copy)]
+pub(crate) struct NoHigh;
+#[derive(Clone, Copy)]
+pub(crate) struct OneHigh;
+
+pub(crate) type Q4K = SixBit<NoHigh>;
+pub(crate) type Q5K = SixBit<OneHigh>;
+
+const NIBBLES: usize = 256;
+const HALF_ROW: usize = 2 * TILE_ROWS; // 16 half-precision numbers
+const SIX_BIT: usize = 24; // 16 rows of 6-bit scale and min
+
+impl TileFormat for Q4_0 {
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 288 bytes; the caller's promise.
+        unsafe { nibbles::<S>(tile.add(block * 288)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        let scale = unsafe { S::load_f16(tile.add(block * 288 + NIBBLES).cast()) };
+        // SAFETY: register arithmetic.
+        [(scale, unsafe { S::mul(scale, S::splat(-8.0)) }); 2]
+    }
+}
+
+impl TileFormat for Q4_1 {
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 320 bytes; the caller's promise.
+        unsafe { nibbles::<S>(tile.add(block * 320)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        unsafe {
+            let at = tile.add(block * 320 + NIBBLES);
+            [(S::load_f16(at.cast()), S::load_f16(at.add(HALF_ROW).cast())); 2]
+        }
+    }
+}
+
+impl TileFormat for Q8_0 {
+    const HALVES: bool = false;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 544 bytes; the caller's promise.
+        unsafe { std::array::from_fn(|g| S::load_i(tile.add(block * 544 + g * 64))) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        unsafe {
+            let scale = S::load_f16(tile.add(block * 544 + 512).cast());
+            [(scale, S::mul(scale, S::splat(-128.0))); 2]
+        }
+    }
+}
+
+impl TileFormat for Q6K {
+    const HALVES: bool = true;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: 256 values are 32 + 8 * 416 bytes; the caller's promise.
+        unsafe {
+            let at = tile.add((block / 8) * 3360 + 32 + (block % 8) * 416 + 32);
+            let low = nibbles::<S>(at);
+            let mask = S::splat_i8(0x30);
+            let high = [S::load_i(at.add(NIBBLES)), S::load_i(at.add(NIBBLES + 64))];
+            [
+                S::or(low[0], S::and(S::shl::<4>(high[0]), mask)),
+                S::or(low[1], S::and(S::shl::<2>(high[0]), mask)),
+                S::or(low[2], S::and(high[0], mask)),
+                S::or(low[3], S::and(S::shr::<2>(high[0]), mask)),
+                S::or(low[4], S::and(S::shl::<4>(high[1]), mask)),
+                S::or(low[5], S::and(S::shl::<2>(high[1]), mask)),
+                S::or(low[6], S::and(high[1], mask)),
+                S::or(low[7], S::and(S::shr::<2>(high[1]), mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        unsafe {
+            let group = tile.add((block / 8) * 3360);
+            let scale = S::load_f16(group.cast());
+            let at = group.add(32 + (block % 8) * 416);
+            let first = S::mul(scale, S::load_i8(at.cast()));
+            let second = S::mul(scale, S::load_i8(at.add(16).cast()));
+            [(first, S::mul(first, S::splat(-32.0))), (second, S::mul(second, S::splat(-32.0)))]
+        }
+    }
+}
+
+/// Where the parts of Q4_K and Q5_K are.
+pub(crate) trait HighPlane: Copy {
+    const BYTES: usize;
+    const GROUP: usize = 2 * HALF_ROW + 8 * (SIX_BIT + NIBBLES + Self::BYTES);
+}
+impl HighPlane for NoHigh {
+    const BYTES: usize = 0;
+}
+impl HighPlane for OneHigh {
+    const BYTES: usize = 64;
+}
+
+impl<High: HighPlane> SixBit<High> {
+    /// # Safety
+    /// As [`TileFormat::integers`].
+    #[inline(always)]
+    unsafe fn part(tile: *const u8, block: usize) -> *const u8 {
+        // SAFETY: inside the tile, by the caller's promise.
+        unsafe {
+            tile.add(
+                (block / 8) * High::GROUP + 2 * HALF_ROW + (block % 8) * (SIX_BIT + NIBBLES + High::BYTES),
+            )
+        }
+    }
+}
+
+impl<High: HighPlane> TileFormat for SixBit<High> {
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let at = Self::part(tile, block).add(SIX_BIT);
+            let low = nibbles::<S>(at);
+            if High::BYTES == 0 {
+                return low;
+            }
+            let mask = S::splat_i8(0x10);
+            let high = S::load_i(at.add(NIBBLES));
+            [
+                S::or(low[0], S::and(S::shl::<4>(high), mask)),
+                S::or(low[1], S::and(S::shl::<3>(high), mask)),
+                S::or(low[2], S::and(S::shl::<2>(high), mask)),
+                S::or(low[3], S::and(S::shl::<1>(high), mask)),
+                S::or(low[4], S::and(high, mask)),
+                S::or(low[5], S::and(S::shr::<1>(high), mask)),
+                S::or(low[6], S::and(S::shr::<2>(high), mask)),
+                S::or(low[7], S::and(S::shr::<3>(high), mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: the caller's promise; the arrays hold 16 bytes.
+        unsafe {
+            let group = tile.add((block / 8) * High::GROUP);
+            let packed = Self::part(tile, block).cast::<[u64; 3]>().read_unaligned();
+            let low = |word: u64| (word >> 6) & 0x0303_0303_0303_0303;
+            let scale = [packed[0] & 0x3f3f_3f3f_3f3f_3f3f, packed[1] & 0x3f3f_3f3f_3f3f_3f3f];
+            let min = [
+                low(packed[0]) | ((packed[2] & 0x0f0f_0f0f_0f0f_0f0f) << 2),
+                low(packed[1]) | (((packed[2] >> 4) & 0x0f0f_0f0f_0f0f_0f0f) << 2),
+            ];
+            let scale = S::mul(S::load_f16(group.cast()), S::load_i8(scale.as_ptr().cast()));
+            let min = S::mul(S::load_f16(group.add(HALF_ROW).cast()), S::load_i8(min.as_ptr().cast()));
+            [(scale, S::sub(S::zero(), min)); 2]
+        }
+    }
+}
+
+/// # Safety
+/// 256 bytes at `from`.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = S::splat_i8(15);
+        let q: [S::I; 4] = std::array::from_fn(|z| S::load_i(from.add(z * 64)));
+        std::array::from_fn(|g| if g < 4 { S::and(q[g], mask) } else { S::and(S::shr::<4>(q[g - 4]), mask) })
+    }
+}
+
+/// Packs up to 16 rows of `dtype` blocks into `tile`, which is zeroed and has 16 rows' bytes.
+pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
+    let block_bytes = dtype.block_bytes();
+    let parts = dtype.block_len() / 32;
+    let group_bytes = TILE_ROWS * block_bytes;
+    for (lane, row) in rows.iter().enumerate() {
+        for (source, group) in row.chunks_exact(block_bytes).zip(tile.chunks_exact_mut(group_bytes)) {
+            for part in 0..parts {
+                pack_part(dtype, source, part, lane, group);
+            }
+            pack_group_scales(dtype, source, lane, group);
+        }
+    }
+}
+
+/// Integers and per-part scales of one row's 32 values.
+fn pack_part(dtype: DType, source: &[u8], part: usize, lane: usize, group: &mut [u8]) {
+    let integers = block_integers(dtype, source, part);
+    let at = |g: usize, j: usize| g * 64 + lane * 4 + j;
+    let start = match dtype {
+        DType::Q4K => 64 + part * 280,
+        DType::Q5K => 64 + part * 344,
+        DType::Q6K => 32 + part * 416,
+        _ => 0,
+    };
+    let values = match dtype {
+        DType::Q4K | DType::Q5K => start + SIX_BIT,
+        DType::Q6K => start + 32,
+        _ => start,
+    };
+    for (k, &integer) in integers.iter().enumerate() {
+        let (g, j) = (k / 4, k % 4);
+        if dtype == DType::Q8_0 {
+            group[values + at(g, j)] = integer;
+            continue;
+        }
+        group[values + at(g % 4, j)] |= (integer & 15) << (4 * (g / 4));
+        match dtype {
+            DType::Q5K => group[values + NIBBLES + lane * 4 + j] |= (integer >> 4) << g,
+            DType::Q6K => {
+                group[values + NIBBLES + (g / 4) * 64 + lane * 4 + j] |= (integer >> 4) << (2 * (g % 4));
+            }
+            _ => {}
+        }
+    }
+    match dtype {
+        DType::Q4K | DType::Q5K => {
+            let (scale, min) = crate::dequantize::six_bit_pair(&source[4..16], part);
+            group[start + lane] = scale | (min & 3) << 6;
+            group[start + 16 + lane % 8] |= (min >> 2) << (4 * (lane / 8));
+        }
+        DType::Q6K => {
+            group[start + lane] = source[192 + 2 * part];
+            group[start + 16 + lane] = source[193 + 2 * part];
+        }
+        _ => {}
+    }
+}
+
+/// Half-precision scales of one row's block.
+fn pack_group_scales(dtype: DType, source: &[u8], lane: usize, group: &mut [u8]) {
+    let mut copy = |from: usize, to: usize| {
+        group[to + 2 * lane..][..2].copy_from_slice(&source[from..from + 2]);
+    };
+    match dtype {
+        DType::Q4_0 => copy(0, NIBBLES),
+        DType::Q4_1 => {
+            copy(0, NIBBLES);
+            copy(2, NIBBLES + HALF_ROW);
+        }
+        DType::Q8_0 => copy(0, 512),
+        DType::Q4K | DType::Q5K => {
+            copy(0, 0);
+            copy(2, HALF_ROW);
+        }
+        DType::Q6K => copy(208, 0),
+        DType::F32 | DType::F16 | DType::BF16 => {}
+    }
+}

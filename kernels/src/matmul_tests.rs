@@ -1,0 +1,161 @@
+//! Every format and tier against products in double precision, with fresh random inputs.
+
+use super::*;
+use crate::dequantize;
+use crate::random::Random;
+
+/// Random blocks with sane scales.
+fn random_weights(random: &mut Random, dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        (0..dtype.row_bytes(columns).unwrap() * rows).map(|_| random.next_u64() as u8).collect();
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        let mut put = |at: usize, value: f32| {
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+        };
+        match dtype {
+            DType::F32 => {
+                let value = random.signed();
+                block.copy_from_slice(&value.to_le_bytes());
+            }
+            DType::F16 => put(0, random.signed()),
+            DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(random.signed()).to_le_bytes()),
+            DType::Q4_0 | DType::Q8_0 => put(0, random.signed() * 0.1),
+            DType::Q4_1 => {
+                put(0, random.signed() * 0.1);
+                put(2, random.signed());
+            }
+            DType::Q4K | DType::Q5K => {
+                put(0, random.signed() * 0.01);
+                put(2, random.signed() * 0.01);
+            }
+            DType::Q6K => put(208, random.signed() * 0.001),
+        }
+    }
+    bytes
+}
+
+/// What the activations are worth to the kernels.
+fn rounded(dtype: DType, input: &[f32]) -> Vec<f64> {
+    if !dtype.is_quantised() {
+        return input.iter().map(|x| f64::from(*x)).collect();
+    }
+    input
+        .chunks(32)
+        .flat_map(|block| {
+            let largest = block.iter().fold(0f32, |all, x| all.max(x.abs()));
+            block.iter().map(move |x| {
+                f64::from((x * (127.0 / largest)).round_ties_even()) * f64::from(largest) / 127.0
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn every_format_and_tier_agrees_with_double_precision() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(2).unwrap();
+    for dtype in DType::ALL {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            for (tokens, rows) in [(1, 37), (3, 16), (8, 32), (13, 5), (130, 33)] {
+                let columns = 512;
+                let data = random_weights(&mut random, dtype, rows, columns);
+                let other = random_weights(&mut random, dtype, 7, columns);
+                let input: Vec<f32> = (0..tokens * columns).map(|_| random.signed()).collect();
+                let matrices = [
+                    &PackedMatrix::pack(dtype, rows, columns, &data).unwrap(),
+                    &PackedMatrix::pack(dtype, 7, columns, &other).unwrap(),
+                ];
+                let stride = rows + 7;
+                let mut out = vec![f32::NAN; tokens * stride];
+                matmul(&pool, isa, &matrices, &input, tokens, &mut out, &mut Activations::default()).unwrap();
+
+                let mut weights = vec![0f32; stride * columns];
+                let (first, second) = weights.split_at_mut(rows * columns);
+                dequantize(dtype, &data, first).unwrap();
+                dequantize(dtype, &other, second).unwrap();
+                let input = rounded(dtype, &input);
+                for token in 0..tokens {
+                    for row in 0..stride {
+                        let pairs = weights[row * columns..][..columns]
+                            .iter()
+                            .zip(&input[token * columns..][..columns])
+                            .map(|(w, x)| f64::from(*w) * x);
+                        let (sum, size) = pairs.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                        let found = f64::from(out[token * stride + row]);
+                        // One rounding step of the activations at a tie, plus float sums.
+                        let bound = size * 1e-4 + 1e-6;
+                        assert!(
+                            (found - sum).abs() < bound,
+                            "{dtype} {isa} [{token}, {row}]: {found} for {sum}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_gets_the_same_result_in_any_company() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(2).unwrap();
+    for dtype in [DType::Q4_1, DType::Q8_0, DType::Q6K, DType::F16] {
+        let data = random_weights(&mut random, dtype, 48, 256);
+        let matrix = PackedMatrix::pack(dtype, 48, 256, &data).unwrap();
+        let input: Vec<f32> = (0..11 * 256).map(|_| random.signed()).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            let mut scratch = Activations::default();
+            let mut together = vec![0.0; 11 * 48];
+            matmul(&pool, isa, &[&matrix], &input, 11, &mut together, &mut scratch).unwrap();
+            for token in 0..11 {
+                let mut alone = vec![0.0; 48];
+                matmul(&pool, isa, &[&matrix], &input[token * 256..][..256], 1, &mut alone, &mut scratch)
+                    .unwrap();
+                assert_eq!(alone, together[token * 48..][..48], "{dtype} {isa}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unpacked_rows_are_the_dequantised_ones() {
+    let mut random = Random::fresh();
+    for dtype in DType::ALL {
+        let data = random_weights(&mut random, dtype, 21, 512);
+        let matrix = PackedMatrix::pack(dtype, 21, 512, &data).unwrap();
+        let mut expected = vec![0.0; 21 * 512];
+        dequantize(dtype, &data, &mut expected).unwrap();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            for row in [0, 15, 16, 20] {
+                let mut found = vec![0.0; 512];
+                matrix.unpack_row(isa, row, &mut found);
+                for (found, expected) in found.iter().zip(&expected[row * 512..]) {
+                    assert!((found - expected).abs() <= expected.abs() * 1e-5 + 1e-5, "{dtype} {isa}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_takes_no_more_bytes_per_weight() {
+    for dtype in DType::ALL {
+        let bytes = dtype.row_bytes(256).unwrap() * 32;
+        assert_eq!(PackedMatrix::pack(dtype, 32, 256, &vec![0; bytes]).unwrap().byte_len(), bytes);
+    }
+}
+
+#[test]
+fn wrong_shapes_are_errors() {
+    let matrix = PackedMatrix::pack(DType::F32, 2, 4, &[0; 32]).unwrap();
+    let pool = WorkerPool::new(1).unwrap();
+    let mut scratch = Activations::default();
+    let mut run = |input: usize, out: usize| {
+        matmul(&pool, Isa::detect(), &[&matrix], &vec![0.0; input], 1, &mut vec![0.0; out], &mut scratch)
+    };
+    assert!(run(4, 2).is_ok());
+    assert!(run(5, 2).is_err());
+    assert!(run(4, 3).is_err());
+    assert!(PackedMatrix::pack(DType::Q4_1, 1, 33, &[0; 20]).is_err());
+    assert!(PackedMatrix::pack(DType::F32, usize::MAX, 4, &[0; 20]).is_err());
+}
