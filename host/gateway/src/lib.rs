@@ -1,1 +1,129 @@
-//! placeholder
+//! HTTP in and out: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
+//!
+//! JSON shapes live here and nowhere else. Every error has OpenAI's shape and a stable code, every body is bounded
+//! before it is read, and a client that goes away cancels what it asked for, because the answer's body owns the run.
+#![forbid(unsafe_code)]
+
+mod body;
+mod error;
+mod headers;
+mod metrics;
+mod openai;
+mod routes;
+mod sse;
+mod trace;
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    middleware,
+    routing::{get, post},
+};
+use skep_runtime::AgentHost;
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tower_http::catch_panic::CatchPanicLayer;
+
+pub use error::ApiError;
+
+/// Bounds of the gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayOptions {
+    /// Of a JSON or text body.
+    pub max_body_bytes: usize,
+    /// Of a component that is deployed.
+    pub max_component_bytes: usize,
+    /// How long running requests may go on once the server is to stop.
+    pub drain: Duration,
+}
+
+impl Default for GatewayOptions {
+    fn default() -> Self {
+        GatewayOptions {
+            max_body_bytes: 16 << 20,
+            max_component_bytes: 64 << 20,
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What every route sees.
+#[derive(Clone)]
+struct Gateway {
+    host: AgentHost,
+    options: Arc<GatewayOptions>,
+    draining: Arc<AtomicBool>,
+}
+
+/// The routes, for embedding and for tests.
+pub fn router(host: AgentHost, options: GatewayOptions) -> Router {
+    routes_of(Gateway { host, options: Arc::new(options), draining: Arc::default() })
+}
+
+/// Serves until `shutdown` resolves, then lets running requests finish for `options.drain` at most.
+pub async fn serve(
+    listener: tokio::net::TcpListener,
+    host: AgentHost,
+    options: GatewayOptions,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let drain = options.drain;
+    let gateway = Gateway { host, options: Arc::new(options), draining: Arc::default() };
+    let draining = gateway.draining.clone();
+    let (drain_began, began) = tokio::sync::oneshot::channel::<()>();
+    let server = axum::serve(listener, routes_of(gateway)).with_graceful_shutdown(async move {
+        shutdown.await;
+        draining.store(true, Ordering::Relaxed);
+        let _ = drain_began.send(());
+    });
+    let overtime = async {
+        // A sender that was dropped means that the server ended by itself.
+        if began.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        served = server => served,
+        () = overtime => {
+            tracing::warn!(drain_s = drain.as_secs(), "requests still ran when the time to drain was over; they are cut off");
+            Ok(())
+        }
+    }
+}
+
+fn routes_of(gateway: Gateway) -> Router {
+    metrics::recorder();
+    let body_limit = gateway.options.max_body_bytes;
+    let deploy_limit = gateway.options.max_component_bytes.saturating_add(1 << 20);
+    Router::new()
+        .route("/v1/agents", get(routes::agents::list))
+        .route("/v1/agents", post(routes::agents::deploy).layer(DefaultBodyLimit::max(deploy_limit)))
+        .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
+        .route("/v1/agents/{agent}/logs", get(routes::agents::logs))
+        .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
+        .route(
+            "/v1/agents/{agent}/sessions/{session}",
+            get(routes::sessions::show).delete(routes::sessions::delete),
+        )
+        .route("/v1/agents/{agent}/sessions/{session}/messages", post(routes::messages::send))
+        .route("/v1/chat/completions", post(routes::chat_completions::create))
+        .route("/v1/completions", post(routes::completions::create))
+        .route("/v1/models", get(routes::models::list))
+        .route("/v1/models/{model}", get(routes::models::show))
+        .route("/healthz", get(routes::health::healthz))
+        .route("/readyz", get(routes::health::readyz))
+        .route("/metrics", get(routes::health::metrics))
+        .fallback(routes::triggers::run)
+        .method_not_allowed_fallback(routes::health::method_not_allowed)
+        .layer(DefaultBodyLimit::max(body_limit))
+        .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(middleware::from_fn(trace::request))
+        .with_state(gateway)
+}

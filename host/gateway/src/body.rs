@@ -1,0 +1,86 @@
+//! Bodies: JSON that says where it is wrong, in the shape of all other errors.
+
+use crate::ApiError;
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, Request, rejection::BytesRejection},
+    http::StatusCode,
+};
+use serde::de::DeserializeOwned;
+
+/// A JSON body. The content type is not looked at: many clients leave it out.
+pub(crate) struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = read(Bytes::from_request(request, state).await)?;
+        parse(&bytes).map(JsonBody)
+    }
+}
+
+/// The bytes of a body, or why there are none.
+pub(crate) fn read(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    bytes.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            "the body is larger than this server accepts",
+        ),
+        status => ApiError::new(status, "body_unreadable", rejection.body_text()),
+    })
+}
+
+/// Parses JSON; an error names the field. `serde_json` bounds the nesting.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.into_inner().to_string();
+        match path.as_str() {
+            "." | "?" => ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "invalid_json",
+                format!("the body is not valid: {message}"),
+            ),
+            _ => ApiError::parameter(&path, format!("`{path}`: {message}")),
+        }
+    })?;
+    deserializer.end().map_err(|error| {
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_json",
+            format!("the body goes on after its JSON: {error}"),
+        )
+    })?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(serde::Deserialize, Debug)]
+    struct Shape {
+        #[expect(dead_code, reason = "only its type matters")]
+        numbers: Vec<u32>,
+    }
+
+    #[test]
+    fn an_error_names_the_field() {
+        let error = parse::<Shape>(b"{\"numbers\": [1, \"x\"]}").unwrap_err().body();
+        assert_eq!(error["error"]["param"], "numbers[1]");
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+
+    #[test]
+    fn deep_nesting_and_trailing_text_are_refused() {
+        let deep = "[".repeat(100_000);
+        assert_eq!(
+            parse::<serde_json::Value>(deep.as_bytes()).unwrap_err().body()["error"]["code"],
+            "invalid_json"
+        );
+        assert!(parse::<serde_json::Value>(b"{} {}").is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! Errors as clients see them: OpenAI's shape, a fitting status, a stable code.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use skep_engine::EngineError;
+use skep_runtime::RuntimeError;
+use std::any::Any;
+
+/// An error that a client gets.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    param: Option<String>,
+    retry_after_ms: Option<u32>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, code, message: message.into(), param: None, retry_after_ms: None }
+    }
+
+    /// 400 for one parameter.
+    pub(crate) fn parameter(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message);
+        ApiError { param: Some(param.into()), ..error }
+    }
+
+    /// The body, also for an error in the middle of a stream.
+    pub(crate) fn body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 | 403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+
+    fn busy(message: String, code: &'static str, retry_after_ms: u32) -> Self {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message);
+        ApiError { retry_after_ms: Some(retry_after_ms), ..error }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        if self.status.is_server_error() {
+            tracing::error!(code = self.code, message = self.message, "request failed");
+        }
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(milliseconds) = self.retry_after_ms {
+            let seconds = milliseconds.div_ceil(1000).max(1);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::Busy { retry_after_ms } => ApiError::busy(message, "busy", retry_after_ms),
+            EngineError::ContextOverflow { .. } => {
+                ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+            }
+            EngineError::InvalidRequest { parameter, .. } => ApiError::parameter(parameter, message),
+            EngineError::Constraint { .. } => {
+                ApiError::new(StatusCode::BAD_REQUEST, "schema_invalid", message)
+            }
+            EngineError::ModelUnknown { .. } => {
+                ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
+            }
+            EngineError::Truncated => ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "truncated", message),
+            EngineError::Cancelled => ApiError::new(CLIENT_CLOSED, "cancelled", message),
+            EngineError::DeadlineExceeded => {
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+            }
+            EngineError::ShuttingDown => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
+            }
+            _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_failed", message),
+        }
+    }
+}
+
+impl From<RuntimeError> for ApiError {
+    fn from(error: RuntimeError) -> Self {
+        let (code, message) = (error.code(), error.to_string());
+        let status = match error {
+            RuntimeError::Engine(error) => return error.into(),
+            RuntimeError::MailboxFull { retry_after_ms, .. } => {
+                return ApiError::busy(message, code, retry_after_ms);
+            }
+            RuntimeError::AgentNotFound { .. } | RuntimeError::SessionNotFound { .. } => {
+                StatusCode::NOT_FOUND
+            }
+            RuntimeError::Route { .. } => StatusCode::CONFLICT,
+            RuntimeError::InvalidName { .. }
+            | RuntimeError::Manifest { .. }
+            | RuntimeError::Component { .. }
+            | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
+            RuntimeError::InvalidMessage { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            RuntimeError::Cancelled => CLIENT_CLOSED,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, code, message)
+    }
+}
+
+/// The answer when a handler panicked: a fault of ours, and the server goes on.
+pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    tracing::error!(panic = text, "a request handler panicked");
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "the server failed on this request; it is logged",
+    )
+    .into_response()
+}
+
+/// 499, as proxies log a client that went away. Nobody reads it.
+const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
+    Ok(status) => status,
+    Err(_) => StatusCode::BAD_REQUEST,
+};

@@ -1,0 +1,52 @@
+//! What requests say in their headers: who asks, and where its KV cache is warm.
+
+use crate::ApiError;
+use axum::http::HeaderMap;
+use skep_engine::Affinity;
+
+/// Everyone who reaches this server. KV pages are shared within a principal only.
+pub(crate) const PRINCIPAL: &str = "local";
+
+const MAX_HEADER_BYTES: usize = 256;
+
+/// The session that a client names, by any of the names that clients use.
+pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    for name in ["x-session-affinity", "x-session-id"] {
+        if let Some(value) = text(headers, name)? {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+/// Where the request's prefix is likely to be warm. A parent's prefix needs no name of its own: all of a principal's
+/// requests share one prefix tree.
+pub(crate) fn affinity(headers: &HeaderMap) -> Result<Affinity, ApiError> {
+    let session = match session(headers)? {
+        Some(session) => Some(session),
+        None => text(headers, "x-parent-session-id")?,
+    };
+    Ok(Affinity { tenant: PRINCIPAL.to_owned(), agent: None, session })
+}
+
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    text(headers, "idempotency-key")
+}
+
+/// Whether the answer is to be a stream of events.
+pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all("accept").iter().filter_map(|value| value.to_str().ok());
+    accepts.flat_map(|value| value.split(',')).any(|kind| kind.trim().starts_with("text/event-stream"))
+}
+
+fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    match value.to_str() {
+        Ok(text) if (1..=MAX_HEADER_BYTES).contains(&text.len()) => Ok(Some(text.to_owned())),
+        _ => {
+            let rule =
+                format!("the header {name} must have 1 to {MAX_HEADER_BYTES} visible ASCII characters");
+            Err(ApiError::parameter(name, rule))
+        }
+    }
+}

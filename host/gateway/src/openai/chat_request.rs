@@ -1,0 +1,312 @@
+//! The body of `/v1/chat/completions`.
+
+use super::{
+    parameters::{Parameters, refuse_unsupported},
+    response_format,
+};
+use crate::ApiError;
+use serde::Deserialize;
+use serde_json::Value;
+use skep_engine::{
+    Affinity,
+    chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
+};
+use std::collections::HashMap;
+
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("functions", "use tools"),
+    ("function_call", "use tool_choice"),
+    ("audio", "text is the only modality"),
+    ("prediction", "leave it out"),
+    ("web_search_options", "offer a tool instead"),
+];
+const MAX_TOP_LOGPROBS: u32 = 20;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ChatBody {
+    messages: Vec<MessageBody>,
+    #[serde(default)]
+    tools: Option<Vec<ToolBody>>,
+    #[serde(default)]
+    tool_choice: Option<Value>,
+    #[serde(default)]
+    parallel_tool_calls: Option<bool>,
+    #[serde(default)]
+    response_format: Option<Value>,
+    #[serde(default)]
+    logprobs: Option<bool>,
+    #[serde(default)]
+    top_logprobs: Option<u32>,
+    #[serde(default)]
+    max_completion_tokens: Option<u32>,
+    #[serde(default)]
+    modalities: Option<Vec<String>>,
+    #[serde(flatten)]
+    pub parameters: Parameters,
+    /// What this server does not know. Most of it is harmless, so clients may send it.
+    #[serde(flatten)]
+    rest: HashMap<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct MessageBody {
+    role: String,
+    #[serde(default)]
+    content: Option<Content>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    tool_calls: Option<Vec<ToolCallBody>>,
+    #[serde(default)]
+    tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Value>),
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolCallBody {
+    id: String,
+    function: FunctionCallBody,
+}
+
+#[derive(Debug, Deserialize)]
+struct FunctionCallBody {
+    name: String,
+    arguments: String,
+}
+
+/// OpenAI's `{type, function}`, or the function itself.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ToolBody {
+    Wrapped { function: FunctionBody },
+    Bare(FunctionBody),
+}
+
+#[derive(Debug, Deserialize)]
+struct FunctionBody {
+    name: String,
+    #[serde(default)]
+    description: Option<String>,
+    #[serde(default)]
+    parameters: Option<Value>,
+}
+
+impl ChatBody {
+    pub(crate) fn messages(&self) -> Result<Vec<ChatMessage>, ApiError> {
+        if self.messages.is_empty() {
+            return Err(ApiError::parameter("messages", "messages is empty; send at least one"));
+        }
+        self.messages.iter().enumerate().map(|(index, message)| message.read(index)).collect()
+    }
+
+    /// The text of the last user message: what an agent is told.
+    pub(crate) fn last_user_text(&self) -> Result<String, ApiError> {
+        let last = self.messages()?.into_iter().rfind(|message| message.role == Role::User);
+        last.map(|message| message.content)
+            .ok_or_else(|| ApiError::parameter("messages", "an agent needs a message with the role user"))
+    }
+
+    /// The options of one choice.
+    pub(crate) fn options(&self, choice: usize, affinity: &Affinity) -> Result<ChatOptions, ApiError> {
+        refuse_unsupported(&self.rest, UNSUPPORTED)?;
+        if self.modalities.iter().flatten().any(|modality| modality != "text") {
+            return Err(ApiError::parameter("modalities", "text is the only modality"));
+        }
+        let max_tokens = self.max_completion_tokens.or(self.parameters.max_tokens);
+        if max_tokens == Some(0) {
+            return Err(ApiError::parameter("max_tokens", "max_tokens is 0; ask for at least one token"));
+        }
+        Ok(ChatOptions {
+            tools: self.tools.iter().flatten().map(ToolBody::read).collect(),
+            tool_choice: self.tool_choice()?,
+            parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
+            output: response_format::constraint(self.response_format.as_ref(), &self.rest)?,
+            sampling: self.parameters.sampling()?,
+            seed: self.parameters.seed_of(choice),
+            max_tokens: max_tokens.map(|tokens| tokens as usize),
+            stop: self.parameters.stops(),
+            ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
+            top_logprobs: self.top_logprobs()?,
+            affinity: affinity.clone(),
+            ..ChatOptions::default()
+        })
+    }
+
+    fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (false, None | Some(0)) => Ok(None),
+            (false, Some(_)) => Err(ApiError::parameter("top_logprobs", "top_logprobs needs logprobs: true")),
+            (true, top) if top.unwrap_or(0) <= MAX_TOP_LOGPROBS => Ok(Some(top.unwrap_or(0))),
+            (true, _) => Err(ApiError::parameter(
+                "top_logprobs",
+                format!("top_logprobs may be at most {MAX_TOP_LOGPROBS}"),
+            )),
+        }
+    }
+
+    fn tool_choice(&self) -> Result<ToolChoice, ApiError> {
+        let choice = match &self.tool_choice {
+            None | Some(Value::Null) => return Ok(ToolChoice::Auto),
+            Some(choice) => choice,
+        };
+        let name = choice["function"]["name"].as_str().or_else(|| choice["name"].as_str());
+        match (choice.as_str(), name) {
+            (Some("auto"), _) => Ok(ToolChoice::Auto),
+            (Some("none"), _) => Ok(ToolChoice::None),
+            (Some("required" | "any"), _) => Ok(ToolChoice::Required),
+            (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+            _ => Err(ApiError::parameter(
+                "tool_choice",
+                "tool_choice may be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
+            )),
+        }
+    }
+}
+
+impl MessageBody {
+    fn read(&self, index: usize) -> Result<ChatMessage, ApiError> {
+        let at = |field: &str| format!("messages[{index}].{field}");
+        let content = match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => text_of_parts(parts, &at("content"))?,
+        };
+        let message = match self.role.as_str() {
+            "system" | "developer" => ChatMessage::system(content),
+            "user" => ChatMessage::user(content),
+            "assistant" => {
+                let calls = self.tool_calls.iter().flatten().map(|call| ToolCall {
+                    id: call.id.clone(),
+                    name: call.function.name.clone(),
+                    arguments: call.function.arguments.clone(),
+                });
+                ChatMessage { tool_calls: calls.collect(), ..ChatMessage::assistant(content) }
+            }
+            "tool" => {
+                let id = self.tool_call_id.as_deref();
+                let id = id.ok_or_else(|| {
+                    ApiError::parameter(
+                        at("tool_call_id"),
+                        "a message with the role tool names the call that it answers",
+                    )
+                })?;
+                ChatMessage::tool(id, content)
+            }
+            role => {
+                let message =
+                    format!("{role:?} is no role; the roles are system, developer, user, assistant and tool");
+                return Err(ApiError::parameter(at("role"), message));
+            }
+        };
+        if content_is_missing(self) {
+            return Err(ApiError::parameter(at("content"), "the content is missing"));
+        }
+        Ok(ChatMessage { name: self.name.clone(), ..message })
+    }
+}
+
+impl ToolBody {
+    fn read(&self) -> ToolSpec {
+        let (ToolBody::Wrapped { function } | ToolBody::Bare(function)) = self;
+        let no_arguments =
+            || serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
+        ToolSpec {
+            name: function.name.clone(),
+            description: function.description.clone().unwrap_or_default(),
+            parameters: function.parameters.clone().unwrap_or_else(no_arguments),
+        }
+    }
+}
+
+/// Only an assistant that called tools may say nothing.
+fn content_is_missing(message: &MessageBody) -> bool {
+    message.content.is_none() && !(message.role == "assistant" && message.tool_calls.is_some())
+}
+
+fn text_of_parts(parts: &[Value], at: &str) -> Result<String, ApiError> {
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text" | "input_text"), Some(part)) => text.push_str(part),
+            (kind, _) => {
+                let message = format!(
+                    "a part of type {:?} is not supported; this model reads text",
+                    kind.unwrap_or("?")
+                );
+                return Err(ApiError::parameter(format!("{at}[{index}]"), message));
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn body(value: Value) -> ChatBody {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn roles_parts_and_tool_messages_are_read() {
+        let messages = body(json!({"messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"}]}))
+        .messages()
+        .unwrap();
+        assert_eq!(
+            messages.iter().map(|m| m.role).collect::<Vec<_>>(),
+            [Role::System, Role::User, Role::Assistant, Role::Tool]
+        );
+        assert_eq!(messages[1].content, "ab");
+        assert_eq!(messages[2].tool_calls[0].name, "f");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (value, param) in [
+            (json!({"messages": []}), "messages"),
+            (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+                "messages[0].content[0]",
+            ),
+            (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id"),
+        ] {
+            assert_eq!(body(value).messages().unwrap_err().body()["error"]["param"], param);
+        }
+        for (field, value) in [
+            ("functions", json!([])),
+            ("tool_choice", json!(7)),
+            ("temperature", json!(3)),
+            ("top_logprobs", json!(2)),
+        ] {
+            let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
+            request[field] = value;
+            let error = body(request).options(0, &Affinity::default()).unwrap_err();
+            assert_eq!(error.body()["error"]["param"], field);
+        }
+    }
+
+    #[test]
+    fn both_forms_of_tools_are_read() {
+        let request = body(
+            json!({"messages": [{"role": "user", "content": "x"}], "temperature": null, "tools": [
+            {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}, {"name": "b"}]}),
+        );
+        let options = request.options(0, &Affinity::default()).unwrap();
+        assert_eq!(options.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(options.sampling.temperature, 1.0);
+    }
+}

@@ -1,0 +1,59 @@
+//! OpenAI's shapes: what requests may say, and the parts that answers share.
+
+pub(crate) mod chat_request;
+pub(crate) mod logprobs;
+pub(crate) mod parameters;
+pub(crate) mod response_format;
+
+use serde_json::{Value, json};
+use skep_engine::{Usage, chat::ToolCall};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(crate) fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+/// The usage of several generations of one request.
+pub(crate) fn add_usage(total: &mut Usage, usage: &Usage) {
+    total.prompt_tokens = total.prompt_tokens.saturating_add(usage.prompt_tokens);
+    total.cached_tokens = total.cached_tokens.saturating_add(usage.cached_tokens);
+    total.completion_tokens = total.completion_tokens.saturating_add(usage.completion_tokens);
+    total.forced_tokens = total.forced_tokens.saturating_add(usage.forced_tokens);
+}
+
+pub(crate) fn tool_call_json(call: &ToolCall) -> Value {
+    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+}
+
+/// What the answers to one request have in common.
+#[derive(Clone)]
+pub(crate) struct Envelope {
+    id: String,
+    object: &'static str,
+    created_s: u64,
+    model: String,
+}
+
+impl Envelope {
+    pub(crate) fn new(prefix: &str, object: &'static str, model: &str) -> Self {
+        let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let id = format!("{prefix}-{}", uuid::Uuid::now_v7().simple());
+        Envelope { id, object, created_s, model: model.to_owned() }
+    }
+
+    pub(crate) fn with_choices(&self, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": self.object, "created": self.created_s, "model": self.model, "choices": choices})
+    }
+
+    /// The last chunk of a stream whose client asked for usage.
+    pub(crate) fn with_usage(&self, usage: &Usage) -> Value {
+        let mut value = self.with_choices(Vec::new());
+        value["usage"] = usage_json(usage);
+        value
+    }
+}

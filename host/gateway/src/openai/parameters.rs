@@ -1,0 +1,156 @@
+//! The parameters that chat and text completions share.
+
+use crate::ApiError;
+use serde::Deserialize;
+use serde_json::Value;
+use skep_engine::Sampling;
+use std::collections::HashMap;
+
+/// Choices of one request: each is a sequence in the engine.
+const MAX_CHOICES: u32 = 16;
+const MAX_LOGIT_BIASES: usize = 1024;
+
+/// As sent. Everything is optional; `null` is as good as nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    pub model: Option<String>,
+    pub n: Option<u32>,
+    pub best_of: Option<u32>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub stop: Option<Stop>,
+    pub seed: Option<i64>,
+    pub max_tokens: Option<u32>,
+    pub ignore_eos: Option<bool>,
+    pub user: Option<String>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    logit_bias: Option<HashMap<String, f32>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Parameters {
+    pub(crate) fn choices(&self) -> Result<usize, ApiError> {
+        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
+            return Err(ApiError::parameter(
+                "best_of",
+                "best_of is not supported; use n and choose yourself",
+            ));
+        }
+        match self.n.unwrap_or(1) {
+            n @ 1..=MAX_CHOICES => Ok(n as usize),
+            n => Err(ApiError::parameter("n", format!("n is {n}; it may be 1 to {MAX_CHOICES}"))),
+        }
+    }
+
+    pub(crate) fn streams(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    pub(crate) fn streams_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    }
+
+    pub(crate) fn stops(&self) -> Vec<String> {
+        match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop.clone()],
+            Some(Stop::Many(stops)) => stops.clone(),
+        }
+    }
+
+    /// The seed of a choice: each of several draws its own.
+    pub(crate) fn seed_of(&self, choice: usize) -> Option<u64> {
+        self.seed.map(|seed| (seed as u64).wrapping_add(choice as u64))
+    }
+
+    pub(crate) fn sampling(&self) -> Result<Sampling, ApiError> {
+        let defaults = Sampling::default();
+        Ok(Sampling {
+            temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(1.0),
+            top_k: match self.top_k {
+                // Clients send -1 for "all".
+                None | Some(-1) => 0,
+                Some(top_k) => u32::try_from(top_k).map_err(|_| {
+                    ApiError::parameter("top_k", format!("top_k is {top_k}; 0 keeps all tokens"))
+                })?,
+            },
+            top_p: match within("top_p", self.top_p, 0.0..=1.0)? {
+                Some(0.0) => {
+                    return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0, up to 1"));
+                }
+                top_p => top_p.unwrap_or(1.0),
+            },
+            min_p: within("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(defaults.min_p),
+            frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
+                .unwrap_or(0.0),
+            presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
+            repetition_penalty: within("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?
+                .unwrap_or(1.0),
+            logit_bias: self.logit_biases()?,
+        })
+    }
+
+    fn logit_biases(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
+        if biases.len() > MAX_LOGIT_BIASES {
+            let message =
+                format!("logit_bias has {} entries; at most {MAX_LOGIT_BIASES} may be", biases.len());
+            return Err(ApiError::parameter("logit_bias", message));
+        }
+        let mut found = Vec::with_capacity(biases.len());
+        for (token, bias) in biases {
+            let id = token.parse().map_err(|_| {
+                ApiError::parameter("logit_bias", format!("{token:?} in logit_bias is not a token id"))
+            })?;
+            found.push((id, within("logit_bias", Some(*bias), -100.0..=100.0)?.unwrap_or(0.0)));
+        }
+        found.sort_unstable_by_key(|(id, _)| *id);
+        Ok(found)
+    }
+}
+
+/// Refuses what would change the meaning of the answer and is not supported here.
+pub(crate) fn refuse_unsupported(
+    fields: &HashMap<String, Value>,
+    unsupported: &[(&str, &str)],
+) -> Result<(), ApiError> {
+    for (field, instead) in unsupported {
+        if fields.get(*field).is_some_and(|value| !value.is_null()) {
+            return Err(ApiError::parameter(*field, format!("{field} is not supported; {instead}")));
+        }
+    }
+    Ok(())
+}
+
+fn within(
+    name: &str,
+    value: Option<f32>,
+    range: std::ops::RangeInclusive<f32>,
+) -> Result<Option<f32>, ApiError> {
+    match value {
+        Some(value) if !range.contains(&value) => {
+            let message = format!("{name} is {value}; it may be {} to {}", range.start(), range.end());
+            Err(ApiError::parameter(name, message))
+        }
+        value => Ok(value),
+    }
+}

@@ -1,0 +1,154 @@
+//! `/v1/agents`: deploying agents, what is deployed, and what they logged.
+
+use super::page_limit;
+use crate::{ApiError, Gateway};
+use axum::{
+    Json,
+    extract::{Multipart, Path, Query, State, multipart::MultipartError},
+    http::StatusCode,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::{AgentDetail, AgentSummary, LogLine, Manifest};
+
+const MAX_MANIFEST_BYTES: usize = 64 << 10;
+
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    let agents: Vec<Value> = gateway.host.agents().iter().map(summary_json).collect();
+    Json(json!({"object": "list", "data": agents}))
+}
+
+/// Deploys: `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component` (its bytes).
+pub(crate) async fn deploy(
+    State(gateway): State<Gateway>,
+    form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let mut form = form.map_err(|rejection| {
+        let expected = "expected multipart/form-data with the parts `manifest` and `component`";
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_form",
+            format!("{expected}: {}", rejection.body_text()),
+        )
+    })?;
+    let (mut manifest, mut component) = (None, None);
+    while let Some(part) = form.next_field().await.map_err(form_error)? {
+        match part.name() {
+            Some("manifest") => {
+                let bytes = part.bytes().await.map_err(form_error)?;
+                if bytes.len() > MAX_MANIFEST_BYTES {
+                    let message = format!(
+                        "the manifest has {} bytes; at most {MAX_MANIFEST_BYTES} may be",
+                        bytes.len()
+                    );
+                    return Err(ApiError::parameter("manifest", message));
+                }
+                let text = String::from_utf8(bytes.into())
+                    .map_err(|_| ApiError::parameter("manifest", "the manifest is not UTF-8"))?;
+                manifest = Some(Manifest::from_toml(&text)?);
+            }
+            Some("component") => component = Some(part.bytes().await.map_err(form_error)?),
+            other => {
+                let message = format!(
+                    "unknown part {:?}; the parts are `manifest` and `component`",
+                    other.unwrap_or("")
+                );
+                return Err(ApiError::parameter(other.unwrap_or("form"), message));
+            }
+        }
+    }
+    let missing = |part: &str| ApiError::parameter(part, format!("the part `{part}` is missing"));
+    let manifest = manifest.ok_or_else(|| missing("manifest"))?;
+    let component = component.ok_or_else(|| missing("component"))?;
+    let deployed = gateway.host.deploy(manifest, component.into()).await?;
+    Ok((StatusCode::CREATED, Json(summary_json(&deployed))))
+}
+
+pub(crate) async fn show(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(detail_json(&gateway.host.agent(&agent)?)))
+}
+
+pub(crate) async fn delete(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    gateway.host.delete(&agent).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+pub(crate) struct LogQuery {
+    /// Lines after this id; without it the newest ones.
+    after: Option<i64>,
+    limit: Option<u32>,
+}
+
+pub(crate) async fn logs(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+    Query(query): Query<LogQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let lines = gateway.host.logs(&agent, query.after, page_limit(query.limit)?).await?;
+    let lines: Vec<Value> = lines.iter().map(log_json).collect();
+    Ok(Json(json!({"object": "list", "data": lines})))
+}
+
+fn summary_json(agent: &AgentSummary) -> Value {
+    json!({
+        "object": "agent",
+        "name": agent.name,
+        "description": agent.description,
+        "digest": agent.digest,
+        "model": agent.model,
+        "deployed_at_ms": agent.deployed_at_ms,
+        "tools": agent.tools,
+        "routes": agent.routes,
+    })
+}
+
+fn detail_json(agent: &AgentDetail) -> Value {
+    let mut value = summary_json(&agent.summary);
+    value["manifest"] = json!(agent.manifest_toml);
+    value["limits"] = json!({
+        "memory_mb": agent.limits.memory_mb,
+        "cpu_ms": agent.limits.cpu_ms,
+        "turn_ms": agent.limits.turn_ms,
+        "tokens_per_turn": agent.limits.tokens_per_turn,
+        "state_kb": agent.limits.state_kb,
+    });
+    let tools = agent.tools.iter().map(|tool| {
+        json!({
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": tool.input_schema,
+            "output_schema": tool.output_schema,
+        })
+    });
+    value["tools"] = tools.collect();
+    value
+}
+
+fn log_json(line: &LogLine) -> Value {
+    json!({
+        "id": line.id,
+        "session": line.session,
+        "turn": line.turn,
+        "at_ms": line.at_ms,
+        "level": line.level,
+        "message": line.message,
+    })
+}
+
+fn form_error(error: MultipartError) -> ApiError {
+    match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            "the component is larger than this server accepts",
+        ),
+        status => ApiError::new(status, "invalid_form", error.body_text()),
+    }
+}

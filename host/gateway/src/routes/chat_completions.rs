@@ -1,0 +1,284 @@
+//! `/v1/chat/completions`: chat with a model, or with an agent as if it were one.
+
+use crate::{
+    ApiError, Gateway,
+    body::JsonBody,
+    headers,
+    openai::{Envelope, add_usage, chat_request::ChatBody, logprobs, tool_call_json, usage_json},
+    routes::messages::run_events,
+    sse::{self, Message, Step, Writer},
+};
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+use skep_engine::{
+    Engine, EngineError, TokenLogprob, Usage,
+    chat::{ChatEvent, ChatFinish, ChatStream, chat},
+};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
+
+pub(crate) async fn create(
+    State(gateway): State<Gateway>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<ChatBody>,
+) -> Result<Response, ApiError> {
+    match body.parameters.model.as_deref().and_then(|model| model.strip_prefix("agent:")) {
+        Some(agent) => with_agent(&gateway, agent, &headers, &body).await,
+        None => with_model(&gateway, &headers, &body).await,
+    }
+}
+
+/// The engine of a request: its model's, or the default one.
+pub(super) fn engine_of(gateway: &Gateway, model: Option<&str>) -> Result<Engine, ApiError> {
+    let name = model.filter(|name| !name.is_empty() && *name != "default");
+    Ok(gateway.host.models().get(name)?)
+}
+
+async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> Result<Response, ApiError> {
+    let engine = engine_of(gateway, body.parameters.model.as_deref())?;
+    let affinity = headers::affinity(headers)?;
+    let messages = body.messages()?;
+    let mut choices = Vec::new();
+    for choice in 0..body.parameters.choices()? {
+        let options = body.options(choice, &affinity)?;
+        let wants_logprobs = options.top_logprobs.is_some();
+        choices.push((wants_logprobs, begin(chat(&engine, &messages, options)?).await?));
+    }
+    let model = engine.info().name.clone();
+    if body.parameters.streams() {
+        let started = choices.into_iter().enumerate();
+        let events = stream::select_all(started.map(|(index, (_, (first, rest)))| {
+            stream::iter([Ok(first)]).chain(rest).map(move |event| (index, event)).boxed()
+        }));
+        let writer = ChunkWriter {
+            engine,
+            envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
+            usage: Usage::default(),
+            sends_usage: body.parameters.streams_usage(),
+        };
+        return Ok(sse::respond(events, writer));
+    }
+    let mut usage = Usage::default();
+    let mut answers = Vec::new();
+    for (index, (wants_logprobs, (_, stream))) in choices.into_iter().enumerate() {
+        answers.push(whole_choice(&engine, index, stream, wants_logprobs, &mut usage).await?);
+    }
+    let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(answers);
+    answer["usage"] = usage_json(&usage);
+    Ok(Json(answer).into_response())
+}
+
+/// Waits for the first event, so that a refusal is a status and not an event.
+async fn begin(mut stream: ChatStream) -> Result<(ChatEvent, ChatStream), ApiError> {
+    match stream.next().await {
+        Some(event) => Ok((event?, stream)),
+        None => Err(EngineError::Cancelled.into()),
+    }
+}
+
+async fn whole_choice(
+    engine: &Engine,
+    index: usize,
+    mut stream: ChatStream,
+    wants_logprobs: bool,
+    usage: &mut Usage,
+) -> Result<Value, ApiError> {
+    let mut scored: Vec<Value> = Vec::new();
+    while let Some(event) = stream.next().await {
+        match event? {
+            ChatEvent::Text { logprobs, .. } => scored.extend(entries(engine, &logprobs)),
+            ChatEvent::Finished(outcome) => {
+                add_usage(usage, &outcome.usage);
+                let mut message = json!({"role": "assistant", "content": outcome.text});
+                if !outcome.tool_calls.is_empty() {
+                    message["tool_calls"] = outcome.tool_calls.iter().map(tool_call_json).collect();
+                    if outcome.text.is_empty() {
+                        message["content"] = Value::Null;
+                    }
+                }
+                let finish = finish_reason(outcome.finish);
+                let logprobs = if wants_logprobs { json!({"content": scored}) } else { Value::Null };
+                return Ok(
+                    json!({"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs}),
+                );
+            }
+            _ => {}
+        }
+    }
+    Err(EngineError::Cancelled.into())
+}
+
+fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<Value> {
+    logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
+}
+
+fn finish_reason(finish: ChatFinish) -> &'static str {
+    match finish {
+        ChatFinish::Stop => "stop",
+        ChatFinish::Length => "length",
+        ChatFinish::ToolCalls => "tool_calls",
+    }
+}
+
+struct ChunkWriter {
+    engine: Engine,
+    envelope: Envelope,
+    usage: Usage,
+    sends_usage: bool,
+}
+
+impl ChunkWriter {
+    fn chunk(&self, index: usize, delta: Value, finish: Option<&str>) -> Value {
+        self.envelope.with_choices(vec![json!({"index": index, "delta": delta, "finish_reason": finish})])
+    }
+}
+
+impl Writer for ChunkWriter {
+    type Item = (usize, Result<ChatEvent, EngineError>);
+
+    fn write(&mut self, (index, event): Self::Item) -> Step {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
+        };
+        let chunk = match event {
+            ChatEvent::Started { .. } => self.chunk(index, json!({"role": "assistant", "content": ""}), None),
+            ChatEvent::Text { delta, logprobs } => {
+                let mut chunk = self.chunk(index, json!({"content": delta}), None);
+                if !logprobs.is_empty() {
+                    chunk["choices"][0]["logprobs"] = json!({"content": entries(&self.engine, &logprobs)});
+                }
+                chunk
+            }
+            ChatEvent::ToolCallStarted { index: call, id, name } => {
+                let function = json!({"name": name, "arguments": ""});
+                let call = json!({"index": call, "id": id, "type": "function", "function": function});
+                self.chunk(index, json!({"tool_calls": [call]}), None)
+            }
+            ChatEvent::ToolCallArguments { index: call, delta } => {
+                let call = json!({"index": call, "function": {"arguments": delta}});
+                self.chunk(index, json!({"tool_calls": [call]}), None)
+            }
+            ChatEvent::ToolCallFinished { .. } => return Step::Go(Vec::new()),
+            ChatEvent::Finished(outcome) => {
+                add_usage(&mut self.usage, &outcome.usage);
+                self.chunk(index, json!({}), Some(finish_reason(outcome.finish)))
+            }
+        };
+        Step::Go(vec![Message::data(&chunk)])
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&self.usage)));
+        usage.into_iter().chain([Message::done()]).collect()
+    }
+}
+
+/// An agent answers the last user message; its session is named by the affinity header or by `user`.
+async fn with_agent(
+    gateway: &Gateway,
+    agent: &str,
+    headers: &HeaderMap,
+    body: &ChatBody,
+) -> Result<Response, ApiError> {
+    if body.parameters.choices()? != 1 {
+        return Err(ApiError::parameter("n", "an agent gives one answer"));
+    }
+    let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
+    let invocation = Invocation {
+        principal: headers::PRINCIPAL.to_owned(),
+        agent: agent.to_owned(),
+        session: named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()),
+        text: body.last_user_text()?,
+        data: None,
+        origin: Origin::Chat,
+        deadline: None,
+        idempotency_key: headers::idempotency_key(headers)?,
+    };
+    let model = format!("agent:{agent}");
+    let run = gateway.host.invoke(invocation).await.map_err(|error| match error {
+        RuntimeError::AgentNotFound { .. } => {
+            ApiError::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string())
+        }
+        error => error.into(),
+    })?;
+    let mut events = run_events(run).boxed();
+    if body.parameters.streams() {
+        let first = match events.next().await {
+            Some(Err(error)) => return Err(error.into()),
+            first => first,
+        };
+        let writer = AgentChunkWriter {
+            envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
+            usage: Usage::default(),
+            sends_usage: body.parameters.streams_usage(),
+            said: String::new(),
+        };
+        return Ok(sse::respond(stream::iter(first).chain(events), writer));
+    }
+    while let Some(event) = events.next().await {
+        if let RunEvent::Done(outcome) = event? {
+            let message = json!({"role": "assistant", "content": outcome.text});
+            let choice = json!({"index": 0, "message": message, "finish_reason": "stop", "logprobs": null});
+            let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(vec![choice]);
+            answer["usage"] = usage_json(&outcome.usage);
+            return Ok(Json(answer).into_response());
+        }
+    }
+    Err(RuntimeError::Cancelled.into())
+}
+
+struct AgentChunkWriter {
+    envelope: Envelope,
+    usage: Usage,
+    sends_usage: bool,
+    /// Text that was streamed.
+    said: String,
+}
+
+impl AgentChunkWriter {
+    fn chunk(&self, delta: Value, finish: Option<&str>) -> Message {
+        Message::data(
+            &self.envelope.with_choices(vec![json!({"index": 0, "delta": delta, "finish_reason": finish})]),
+        )
+    }
+}
+
+impl Writer for AgentChunkWriter {
+    type Item = Result<RunEvent, RuntimeError>;
+
+    fn write(&mut self, event: Self::Item) -> Step {
+        Step::Go(match event {
+            Ok(RunEvent::Started { .. }) => {
+                vec![self.chunk(json!({"role": "assistant", "content": ""}), None)]
+            }
+            Ok(RunEvent::Delta { text }) => {
+                self.said.push_str(&text);
+                vec![self.chunk(json!({"content": text}), None)]
+            }
+            Ok(RunEvent::Done(outcome)) => {
+                self.usage = outcome.usage;
+                // An agent may reply with more than it let its model say aloud.
+                let rest = if outcome.text == self.said {
+                    ""
+                } else {
+                    outcome.text.strip_prefix(&self.said).unwrap_or(&outcome.text)
+                };
+                let rest = (!rest.is_empty()).then(|| self.chunk(json!({"content": rest}), None));
+                rest.into_iter().chain([self.chunk(json!({}), Some("stop"))]).collect()
+            }
+            Ok(_) => Vec::new(),
+            Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
+        })
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&self.usage)));
+        usage.into_iter().chain([Message::done()]).collect()
+    }
+}

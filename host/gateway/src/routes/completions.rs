@@ -1,0 +1,252 @@
+//! `/v1/completions`: continuing texts or token ids.
+
+use super::chat_completions::engine_of;
+use crate::{
+    ApiError, Gateway,
+    body::JsonBody,
+    headers,
+    openai::{
+        Envelope, add_usage,
+        logprobs::TextLogprobs,
+        parameters::{Parameters, refuse_unsupported},
+        response_format, usage_json,
+    },
+    sse::{self, Message, Step, Writer},
+};
+use axum::{
+    Json,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_engine::{
+    Engine, EngineError, FinishReason, GenerateRequest, SpecialTokens, TokenEvent, TokenStream, Usage,
+};
+use std::collections::HashMap;
+
+const MAX_PROMPTS: usize = 64;
+const MAX_LOGPROBS: u32 = 20;
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct CompletionBody {
+    prompt: Prompt,
+    #[serde(default)]
+    echo: Option<bool>,
+    #[serde(default)]
+    logprobs: Option<u32>,
+    #[serde(default)]
+    response_format: Option<Value>,
+    #[serde(flatten)]
+    parameters: Parameters,
+    #[serde(flatten)]
+    rest: HashMap<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+pub(crate) async fn create(
+    State(gateway): State<Gateway>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<CompletionBody>,
+) -> Result<Response, ApiError> {
+    refuse_unsupported(&body.rest, &[("suffix", "put everything into the prompt")])?;
+    let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
+    let prompts = body.prompts(&engine)?;
+    let mut choices = Vec::new();
+    for prompt in &prompts {
+        for choice in 0..body.parameters.choices()? {
+            let mut request = body.request(prompt.clone(), choice)?;
+            request.affinity = headers::affinity(&headers)?;
+            let mut stream = engine.generate(request)?;
+            // A refusal is a status, not an event: the first event is awaited before the answer begins.
+            let first = stream.next().await.unwrap_or(Err(EngineError::Cancelled))?;
+            choices.push((Choice::new(choices.len(), &engine, &body, prompt), first, stream));
+        }
+    }
+    let model = engine.info().name.clone();
+    let envelope = Envelope::new("cmpl", "text_completion", &model);
+    if body.parameters.streams() {
+        return Ok(streamed(choices, envelope, body.parameters.streams_usage()));
+    }
+    let mut usage = Usage::default();
+    let mut answers = Vec::new();
+    for (mut choice, first, stream) in choices {
+        choice.take(first);
+        answers.push(choice.whole(stream, &mut usage).await?);
+    }
+    let mut answer = envelope.with_choices(answers);
+    answer["usage"] = usage_json(&usage);
+    Ok(Json(answer).into_response())
+}
+
+impl CompletionBody {
+    fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |text: &String| {
+            let bos = engine.info().bos.filter(|_| engine.info().add_bos);
+            let ids = engine.tokenizer().encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
+            Ok::<_, ApiError>(bos.into_iter().chain(ids).collect::<Vec<u32>>())
+        };
+        let prompts = match &self.prompt {
+            Prompt::Text(text) => vec![encode(text)?],
+            Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => {
+                texts.iter().map(encode).collect::<Result<_, _>>()?
+            }
+            Prompt::Texts(texts) => return Err(too_many(texts.len())),
+            Prompt::Ids(ids) => vec![ids.clone()],
+            Prompt::IdLists(lists) if lists.len() <= MAX_PROMPTS => lists.clone(),
+            Prompt::IdLists(lists) => return Err(too_many(lists.len())),
+        };
+        match prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
+            true => Err(ApiError::parameter("prompt", "the prompt is empty; give at least one token")),
+            false => Ok(prompts),
+        }
+    }
+
+    fn request(&self, prompt: Vec<u32>, choice: usize) -> Result<GenerateRequest, ApiError> {
+        if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
+            return Err(ApiError::parameter("logprobs", format!("logprobs may be at most {MAX_LOGPROBS}")));
+        }
+        let echo = self.echo.unwrap_or(false);
+        Ok(GenerateRequest {
+            sampling: self.parameters.sampling()?,
+            seed: self.parameters.seed_of(choice),
+            max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
+            stop: self.parameters.stops(),
+            ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
+            constraint: response_format::constraint(self.response_format.as_ref(), &self.rest)?,
+            top_logprobs: self.logprobs,
+            prompt_logprobs: self.logprobs.filter(|_| echo),
+            ..GenerateRequest::new(prompt)
+        })
+    }
+}
+
+fn too_many(prompts: usize) -> ApiError {
+    ApiError::parameter("prompt", format!("{prompts} prompts are given; at most {MAX_PROMPTS} may be"))
+}
+
+/// One choice while it is generated.
+struct Choice {
+    index: usize,
+    engine: Engine,
+    /// Text that has not been sent: the prompt's first, if it is to be echoed.
+    text: String,
+    /// The prompt, if it is to be echoed and scored.
+    scored_prompt: Vec<u32>,
+    logprobs: Option<TextLogprobs>,
+    finish: Option<&'static str>,
+    usage: Usage,
+}
+
+impl Choice {
+    fn new(index: usize, engine: &Engine, body: &CompletionBody, prompt: &[u32]) -> Self {
+        let echo = body.echo.unwrap_or(false);
+        let logprobs = body.logprobs.map(|_| TextLogprobs::default());
+        Choice {
+            index,
+            engine: engine.clone(),
+            text: if echo { engine.tokenizer().decode(prompt, false) } else { String::new() },
+            scored_prompt: if echo && logprobs.is_some() { prompt.to_vec() } else { Vec::new() },
+            logprobs,
+            finish: None,
+            usage: Usage::default(),
+        }
+    }
+
+    fn take(&mut self, event: TokenEvent) {
+        match event {
+            TokenEvent::Started { .. } => {}
+            TokenEvent::PromptLogprobs(scores) => {
+                let Some(logprobs) = &mut self.logprobs else { return };
+                for (id, score) in self.scored_prompt.iter().zip(&scores) {
+                    logprobs.push(&self.engine, *id, score.as_ref());
+                }
+            }
+            TokenEvent::Token(token) => {
+                self.text.push_str(&token.text);
+                if let Some(logprobs) = &mut self.logprobs {
+                    logprobs.push(&self.engine, token.id, token.logprob.as_ref());
+                }
+            }
+            TokenEvent::Finished(finished) => {
+                self.text.push_str(&finished.text_rest);
+                self.usage = finished.usage;
+                self.finish = Some(match finished.reason {
+                    FinishReason::Length => "length",
+                    _ => "stop",
+                });
+            }
+        }
+    }
+
+    /// What came since the last call.
+    fn json(&mut self) -> Value {
+        let logprobs = self.logprobs.as_mut().map_or(Value::Null, TextLogprobs::take);
+        let text = std::mem::take(&mut self.text);
+        json!({"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": self.finish})
+    }
+
+    async fn whole(mut self, mut stream: TokenStream, usage: &mut Usage) -> Result<Value, ApiError> {
+        while let Some(event) = stream.next().await {
+            self.take(event?);
+        }
+        add_usage(usage, &self.usage);
+        Ok(self.json())
+    }
+}
+
+fn streamed(
+    choices: Vec<(Choice, TokenEvent, TokenStream)>,
+    envelope: Envelope,
+    sends_usage: bool,
+) -> Response {
+    let mut known = Vec::new();
+    let mut streams = Vec::new();
+    for (index, (choice, first, stream)) in choices.into_iter().enumerate() {
+        known.push(choice);
+        streams.push(stream::iter([Ok(first)]).chain(stream).map(move |event| (index, event)).boxed());
+    }
+    sse::respond(stream::select_all(streams), ChunkWriter { choices: known, envelope, sends_usage })
+}
+
+struct ChunkWriter {
+    choices: Vec<Choice>,
+    envelope: Envelope,
+    sends_usage: bool,
+}
+
+impl Writer for ChunkWriter {
+    type Item = (usize, Result<TokenEvent, EngineError>);
+
+    fn write(&mut self, (index, event): Self::Item) -> Step {
+        let choice = &mut self.choices[index];
+        match event {
+            Ok(event) => choice.take(event),
+            Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
+        }
+        // A token whose text is held back is sent with the one that completes it.
+        if choice.text.is_empty() && choice.finish.is_none() {
+            return Step::Go(Vec::new());
+        }
+        let chunk = choice.json();
+        Step::Go(vec![Message::data(&self.envelope.with_choices(vec![chunk]))])
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        let mut usage = Usage::default();
+        self.choices.iter().for_each(|choice| add_usage(&mut usage, &choice.usage));
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&usage)));
+        usage.into_iter().chain([Message::done()]).collect()
+    }
+}

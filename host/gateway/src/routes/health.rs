@@ -1,0 +1,40 @@
+//! Whether the server lives, whether it takes work, its figures, and methods that a path does not have.
+
+use crate::{ApiError, Gateway, metrics::recorder};
+use axum::{
+    Json,
+    extract::State,
+    http::{Method, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+
+/// The process lives.
+pub(crate) async fn healthz() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// Whether new work is welcome: not while the server drains.
+pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
+    if gateway.draining.load(Ordering::Relaxed) {
+        let error =
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down");
+        return error.into_response();
+    }
+    let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
+    Json(json!({"status": "ready", "models": models, "agents": gateway.host.agents().len()})).into_response()
+}
+
+pub(crate) async fn metrics() -> Response {
+    let text = recorder().map(|recorder| {
+        recorder.run_upkeep();
+        recorder.render()
+    });
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text.unwrap_or_default()).into_response()
+}
+
+pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} has no method {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}

@@ -1,0 +1,163 @@
+//! `/v1/agents/{agent}/sessions/{session}/messages`: a message to a session, answered as JSON or as events.
+
+use crate::{
+    ApiError, Gateway,
+    body::JsonBody,
+    headers,
+    openai::usage_json,
+    sse::{self, Message, Step, Writer},
+};
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::{Stream, StreamExt, stream};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use skep_runtime::{Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MessageBody {
+    #[serde(default)]
+    text: String,
+    data: Option<Value>,
+}
+
+pub(crate) async fn send(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<MessageBody>,
+) -> Result<Response, ApiError> {
+    let invocation = Invocation {
+        principal: headers::PRINCIPAL.to_owned(),
+        agent,
+        session: session.clone(),
+        text: body.text,
+        data: body.data,
+        origin: Origin::Direct,
+        deadline: None,
+        idempotency_key: headers::idempotency_key(&headers)?,
+    };
+    answer(&gateway, invocation, headers::wants_events(&headers)).await
+}
+
+/// Runs a turn and answers in the form that the client asked for.
+pub(crate) async fn answer(
+    gateway: &Gateway,
+    invocation: Invocation,
+    as_events: bool,
+) -> Result<Response, ApiError> {
+    let mut turn = TurnJson::new(invocation.session.clone());
+    let mut run = gateway.host.invoke(invocation).await?;
+    if !as_events {
+        while let Some(event) = run.next().await {
+            if let (_, Some(done)) = turn.take(event?) {
+                return Ok(Json(done).into_response());
+            }
+        }
+        return Err(RuntimeError::Cancelled.into());
+    }
+    // A refusal is a status, not an event: wait for the first event before the answer begins.
+    let first = match run.next().await {
+        Some(Err(error)) => return Err(error.into()),
+        first => first,
+    };
+    let events = stream::iter(first).chain(run_events(run)).boxed();
+    Ok(sse::respond(events, turn))
+}
+
+/// The events of a run; dropping the stream cancels it.
+pub(crate) fn run_events(run: RunHandle) -> impl Stream<Item = Result<RunEvent, RuntimeError>> + Send {
+    stream::unfold(run, |mut run| async move { run.next().await.map(|event| (event, run)) })
+}
+
+/// The answer of a turn as it grows.
+struct TurnJson {
+    session: String,
+    tool_calls: Vec<Map<String, Value>>,
+    first_token_us: Option<u64>,
+}
+
+impl TurnJson {
+    fn new(session: String) -> Self {
+        TurnJson { session, tool_calls: Vec::new(), first_token_us: None }
+    }
+
+    /// The event for a stream, and the whole answer when the turn is done.
+    fn take(&mut self, event: RunEvent) -> (Message, Option<Value>) {
+        let message = match event {
+            RunEvent::Started { turn } => Message::named("turn", &json!({"turn": turn})),
+            RunEvent::Delta { text } => Message::named("delta", &json!({"text": text})),
+            RunEvent::ToolCall { id, name, arguments } => {
+                let call = json!({"id": id, "name": name, "arguments": arguments});
+                self.tool_calls.extend(call.as_object().cloned());
+                Message::named("tool_call", &call)
+            }
+            RunEvent::ToolResult { id, name, outcome } => {
+                let (key, value) = match outcome {
+                    Ok(result) => ("result", result),
+                    Err(error) => ("error", Value::String(error)),
+                };
+                if let Some(call) = self.tool_calls.iter_mut().find(|call| call["id"] == id) {
+                    call.insert(key.to_owned(), value.clone());
+                }
+                Message::named("tool_result", &json!({"id": id, "name": name, key: value}))
+            }
+            RunEvent::Generation { usage, timing } => {
+                self.first_token_us.get_or_insert(timing.first_token_us);
+                Message::named("usage", &json!({"usage": usage_json(&usage), "timing": timing_json(&timing)}))
+            }
+            RunEvent::Done(outcome) => {
+                let done = self.done(outcome);
+                return (Message::named("done", &done), Some(done));
+            }
+        };
+        (message, None)
+    }
+
+    fn done(&mut self, outcome: Outcome) -> Value {
+        json!({
+            "text": outcome.text,
+            "data": outcome.data,
+            "session": self.session,
+            "turn": outcome.turn,
+            "tool_calls": std::mem::take(&mut self.tool_calls),
+            "usage": usage_json(&outcome.usage),
+            "timing": {
+                "first_token_ms": self.first_token_us.map(milliseconds),
+                "total_ms": milliseconds(outcome.elapsed_us),
+            },
+        })
+    }
+}
+
+impl Writer for TurnJson {
+    type Item = Result<RunEvent, RuntimeError>;
+
+    fn write(&mut self, item: Self::Item) -> Step {
+        match item {
+            Ok(event) => Step::Go(vec![self.take(event).0]),
+            Err(error) => Step::Break(vec![Message::named("error", &ApiError::from(error).body())]),
+        }
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        Vec::new()
+    }
+}
+
+fn timing_json(timing: &Timing) -> Value {
+    json!({
+        "queue_ms": milliseconds(timing.queue_us),
+        "first_token_ms": milliseconds(timing.first_token_us),
+        "total_ms": milliseconds(timing.total_us),
+    })
+}
+
+fn milliseconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1000.0
+}

@@ -1,0 +1,49 @@
+//! `/v1/models`: the models and the agents, which are models too.
+
+use crate::{ApiError, Gateway};
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+};
+use serde_json::{Value, json};
+
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    Json(json!({"object": "list", "data": models(&gateway)}))
+}
+
+pub(crate) async fn show(
+    State(gateway): State<Gateway>,
+    Path(model): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let known = models(&gateway);
+    let found = known.iter().find(|known| known["id"] == model);
+    found.cloned().map(Json).ok_or_else(|| {
+        let message = format!("no model {model:?}; GET /v1/models lists them");
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
+    })
+}
+
+fn models(gateway: &Gateway) -> Vec<Value> {
+    let models = gateway.host.models().iter().map(|engine| {
+        let info = engine.info();
+        json!({
+            "id": info.name,
+            "object": "model",
+            "created": info.created_unix_s,
+            "owned_by": "skep",
+            "context_length": info.context_length,
+        })
+    });
+    let agents = gateway.host.agents();
+    let agents = agents.iter().map(|agent| {
+        json!({
+            "id": format!("agent:{}", agent.name),
+            "object": "model",
+            "created": agent.deployed_at_ms / 1000,
+            "owned_by": "agent",
+            "description": agent.description,
+        })
+    });
+    models.chain(agents).collect()
+}

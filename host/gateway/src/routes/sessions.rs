@@ -1,0 +1,74 @@
+//! `/v1/agents/{agent}/sessions`: what an agent's sessions hold.
+
+use super::page_limit;
+use crate::{ApiError, Gateway, openai};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+    http::StatusCode,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_engine::chat::ChatMessage;
+use skep_runtime::SessionSummary;
+
+#[derive(Deserialize)]
+pub(crate) struct ListQuery {
+    /// Sessions whose id comes after this one.
+    after: Option<String>,
+    limit: Option<u32>,
+}
+
+pub(crate) async fn list(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = page_limit(query.limit)?;
+    let sessions = gateway.host.sessions(&agent, query.after.as_deref(), limit).await?;
+    let has_more = sessions.len() as u32 == limit;
+    let sessions: Vec<Value> = sessions.iter().map(summary_json).collect();
+    Ok(Json(json!({"object": "list", "data": sessions, "has_more": has_more})))
+}
+
+pub(crate) async fn show(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+) -> Result<Json<Value>, ApiError> {
+    let detail = gateway.host.session(&agent, &session).await?;
+    let mut value = summary_json(&detail.summary);
+    value["messages"] = detail.messages.iter().map(message_json).collect();
+    value["usage"] = openai::usage_json(&detail.usage);
+    value["state_keys"] = json!(detail.state_keys);
+    value["state_bytes"] = json!(detail.state_bytes);
+    Ok(Json(value))
+}
+
+pub(crate) async fn delete(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+) -> Result<StatusCode, ApiError> {
+    gateway.host.delete_session(&agent, &session).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn summary_json(session: &SessionSummary) -> Value {
+    json!({
+        "object": "session",
+        "id": session.id,
+        "turns": session.turns,
+        "created_at_ms": session.created_at_ms,
+        "updated_at_ms": session.updated_at_ms,
+    })
+}
+
+fn message_json(message: &ChatMessage) -> Value {
+    let mut value = json!({"role": message.role.as_str(), "content": message.content});
+    if !message.tool_calls.is_empty() {
+        value["tool_calls"] = message.tool_calls.iter().map(openai::tool_call_json).collect();
+    }
+    if let Some(id) = &message.tool_call_id {
+        value["tool_call_id"] = json!(id);
+    }
+    value
+}

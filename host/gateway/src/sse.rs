@@ -1,0 +1,93 @@
+//! Streams of events. The body owns what produces them, so that a client that goes away cancels it.
+
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, KeepAlive, Sse},
+};
+use futures::{Stream, StreamExt};
+use serde_json::Value;
+use std::{collections::VecDeque, convert::Infallible, time::Duration};
+
+/// Turns the items of a stream into JSON values to send.
+pub(crate) trait Writer: Send + 'static {
+    type Item: Send;
+
+    /// What an item becomes; `Break` sends these and ends the body without [`Writer::end`].
+    fn write(&mut self, item: Self::Item) -> Step;
+    /// What follows the last item.
+    fn end(&mut self) -> Vec<Message>;
+}
+
+/// What to do after an item.
+pub(crate) enum Step {
+    Go(Vec<Message>),
+    Break(Vec<Message>),
+}
+
+/// One event.
+pub(crate) struct Message {
+    pub name: Option<&'static str>,
+    pub data: String,
+}
+
+impl Message {
+    pub(crate) fn data(value: &Value) -> Self {
+        Message { name: None, data: value.to_string() }
+    }
+
+    pub(crate) fn named(name: &'static str, value: &Value) -> Self {
+        Message { name: Some(name), data: value.to_string() }
+    }
+
+    pub(crate) fn done() -> Self {
+        Message { name: None, data: "[DONE]".to_owned() }
+    }
+}
+
+/// The answer whose body is what `writer` makes of `items`.
+pub(crate) fn respond<W: Writer>(
+    items: impl Stream<Item = W::Item> + Send + Unpin + 'static,
+    writer: W,
+) -> Response {
+    let pump = Pump { items: Some(items), writer, ready: VecDeque::new() };
+    let events = futures::stream::unfold(pump, |mut pump| async move {
+        let message = pump.next().await?;
+        let event = Event::default().data(message.data);
+        let event = match message.name {
+            Some(name) => event.event(name),
+            None => event,
+        };
+        Some((Ok::<_, Infallible>(event), pump))
+    });
+    Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))).into_response()
+}
+
+struct Pump<S, W> {
+    /// `None` after the last item: whatever ran is dropped at once.
+    items: Option<S>,
+    writer: W,
+    ready: VecDeque<Message>,
+}
+
+impl<W: Writer, S: Stream<Item = W::Item> + Unpin> Pump<S, W> {
+    async fn next(&mut self) -> Option<Message> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Some(message);
+            }
+            let items = self.items.as_mut()?;
+            match items.next().await.map(|item| self.writer.write(item)) {
+                Some(Step::Go(messages)) => self.ready.extend(messages),
+                Some(Step::Break(messages)) => {
+                    self.ready.extend(messages);
+                    self.items = None;
+                }
+                None => {
+                    let messages = self.writer.end();
+                    self.ready.extend(messages);
+                    self.items = None;
+                }
+            }
+        }
+    }
+}
