@@ -2,12 +2,14 @@
 //!
 //! Invariant: an executor is driven by one thread; a failed step leaves it usable. It knows no requests.
 
+mod cpu;
+
 use skep_kernels::Isa;
 
 use crate::batch::Batch;
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
-pub use crate::models::CpuExecutor;
+pub use cpu::CpuExecutor;
 use crate::sampling::{LogitRow, RowOutput};
 
 /// Computes steps of one model.

@@ -24,7 +24,7 @@ impl LoadedModel {
     pub fn open(name: &str, path: &Path, options: ExecutorOptions) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let tokenizer = checkpoint.tokenizer()?.ok_or_else(|| ModelError::TokenizerMissing {
-            path: path.display().to_string(),
+            path: path.to_path_buf(),
         })?;
         let template = checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default);
         let executor = CpuExecutor::load(&checkpoint, options)?;

@@ -3,6 +3,12 @@
 //! Invariant: the same row, settings, seed and step give the same token whatever else is in the batch; non-finite
 //! logits never become tokens; a row that allows nothing is an error. It knows no tokenizer and no requests.
 
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+
+use skep_kernels::Isa;
+use skep_kernels::softmax::log_sum_exp;
+
 use crate::error::ModelError;
 
 /// How to choose a token.
@@ -71,6 +77,16 @@ pub enum LogitRow<'a> {
     Score(ScoreRow),
 }
 
+impl LogitRow<'_> {
+    /// Index into the logit rows of the last step.
+    pub fn row(&self) -> usize {
+        match self {
+            LogitRow::Sample(sample) => sample.row,
+            LogitRow::Score(score) => score.row,
+        }
+    }
+}
+
 /// Draws a token.
 #[derive(Clone, Debug)]
 pub struct SampleRow<'a> {
@@ -104,4 +120,305 @@ pub struct RowOutput {
     /// Log-softmax of the raw logits.
     pub logprob: Option<f32>,
     pub top: Vec<(u32, f32)>,
+}
+
+/// Draws or scores one row.
+pub(crate) fn draw(isa: Isa, logits: &[f32], row: &LogitRow<'_>) -> Result<RowOutput, ModelError> {
+    match row {
+        LogitRow::Score(score) => {
+            let (logprob, top) = logprobs(isa, logits, score.target, score.top)?;
+            Ok(RowOutput { token: score.target, logprob: Some(logprob), top })
+        }
+        LogitRow::Sample(sample) => {
+            let token = choose(logits, sample)?;
+            let (logprob, top) = match sample.top_logprobs {
+                Some(count) => {
+                    let (logprob, top) = logprobs(isa, logits, token, count)?;
+                    (Some(logprob), top)
+                }
+                None => (None, Vec::new()),
+            };
+            Ok(RowOutput { token, logprob, top })
+        }
+    }
+}
+
+fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
+    let sampling = row.sampling;
+    sampling.validate().map_err(|problem| ModelError::Option { option: "sampling".to_owned(), problem })?;
+    let adjusted = adjust(logits, row);
+    let best = adjusted
+        .iter()
+        .enumerate()
+        .filter(|(_, logit)| **logit > f32::NEG_INFINITY)
+        .fold(None, |best: Option<(usize, f32)>, (token, logit)| match best {
+            Some((_, highest)) if highest >= *logit => best,
+            _ => Some((token, *logit)),
+        });
+    let Some((token, highest)) = best else {
+        return Err(ModelError::Batch {
+            problem: format!("row {}: the mask, bans and logits leave no token to choose", row.row),
+        });
+    };
+    if sampling.temperature == 0.0 || sampling.top_k == 1 {
+        return Ok(token as u32);
+    }
+    let candidates = weigh(&adjusted, highest, sampling);
+    Ok(pick(&candidates, uniform(row.seed, row.step)).unwrap_or(token as u32))
+}
+
+/// Logits after penalties, bias, mask and bans; what may not be chosen is negative infinity.
+fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
+    let sampling = row.sampling;
+    let finite = |logit: &f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+    let mut adjusted: Vec<f32> = logits.iter().map(finite).collect();
+    let repetition = sampling.repetition_penalty;
+    if repetition != 1.0 {
+        let seen: HashSet<u32> = row.prompt.iter().chain(row.output).copied().collect();
+        for token in seen {
+            if let Some(logit) = adjusted.get_mut(token as usize) {
+                *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
+            }
+        }
+    }
+    if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
+        let mut counts: HashMap<u32, f32> = HashMap::new();
+        row.output.iter().for_each(|token| *counts.entry(*token).or_default() += 1.0);
+        for (token, count) in counts {
+            if let Some(logit) = adjusted.get_mut(token as usize) {
+                *logit -= count * sampling.frequency_penalty + sampling.presence_penalty;
+            }
+        }
+    }
+    for (token, bias) in &sampling.logit_bias {
+        if let Some(logit) = adjusted.get_mut(*token as usize) {
+            *logit = (*logit + bias).min(f32::MAX);
+        }
+    }
+    if let Some(mask) = row.mask {
+        for (word, logits) in adjusted.chunks_mut(32).enumerate() {
+            let allowed = mask.get(word).copied().unwrap_or(0);
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if allowed >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+    for token in row.banned {
+        if let Some(logit) = adjusted.get_mut(*token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    adjusted
+}
+
+/// Tokens with their weights relative to the likeliest, after top-k, top-p and min-p.
+fn weigh(logits: &[f32], highest: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
+    let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
+    let mut candidates: Vec<(u32, f32)> = logits
+        .iter()
+        .enumerate()
+        .map(|(token, logit)| (token as u32, weight(*logit)))
+        .filter(|(_, weight)| *weight > 0.0)
+        .collect();
+    let top_k = sampling.top_k as usize;
+    if top_k > 0 && top_k < candidates.len() {
+        candidates.select_nth_unstable_by(top_k - 1, likelier);
+        candidates.truncate(top_k);
+    }
+    if sampling.top_p < 1.0 {
+        keep_top_p(&mut candidates, sampling.top_p);
+    }
+    candidates.retain(|(_, weight)| *weight >= sampling.min_p);
+    // One order, so that a draw does not depend on how the selection moved things.
+    candidates.sort_unstable_by_key(|(token, _)| *token);
+    candidates
+}
+
+/// Keeps the likeliest tokens whose weights first reach the share `top_p`, one token at least.
+fn keep_top_p(candidates: &mut Vec<(u32, f32)>, top_p: f32) {
+    let goal = f64::from(top_p) * candidates.iter().map(|(_, weight)| f64::from(*weight)).sum::<f64>();
+    // Few tokens carry most of the weight: sort a growing head instead of everything.
+    let mut head = 64.min(candidates.len());
+    loop {
+        if head < candidates.len() {
+            candidates.select_nth_unstable_by(head - 1, likelier);
+        }
+        candidates[..head].sort_unstable_by(likelier);
+        let mut sum = 0.0;
+        let reached = candidates[..head].iter().position(|(_, weight)| {
+            sum += f64::from(*weight);
+            sum >= goal
+        });
+        if let Some(last) = reached {
+            return candidates.truncate(last + 1);
+        }
+        if head >= candidates.len() {
+            return;
+        }
+        head = (head * 8).min(candidates.len());
+    }
+}
+
+/// Heavier first, then the lower id.
+fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+fn pick(candidates: &[(u32, f32)], uniform: f64) -> Option<u32> {
+    let total: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    let mut left = uniform * total;
+    for (token, weight) in candidates {
+        left -= f64::from(*weight);
+        if left < 0.0 {
+            return Some(*token);
+        }
+    }
+    candidates.last().map(|(token, _)| *token)
+}
+
+/// Uniform in 0..1 from a counter: two rounds of SplitMix64's finaliser over the seed and the step.
+fn uniform(seed: u64, step: u64) -> f64 {
+    let mix = |mut z: u64| {
+        z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    (mix(mix(seed) ^ step) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Log-probability of `target` and the `count` likeliest tokens, of the raw logits.
+fn logprobs(
+    isa: Isa,
+    logits: &[f32],
+    target: u32,
+    count: u32,
+) -> Result<(f32, Vec<(u32, f32)>), ModelError> {
+    let Some(logit) = logits.get(target as usize) else {
+        let size = logits.len();
+        return Err(ModelError::Batch { problem: format!("token {target} to score; the vocabulary is {size}") });
+    };
+    let total = log_sum_exp(isa, logits);
+    if !total.is_finite() || !logit.is_finite() {
+        return Err(ModelError::Batch { problem: "the logits to score are not finite".to_owned() });
+    }
+    let count = (count as usize).min(logits.len());
+    let mut top = Vec::new();
+    if count > 0 {
+        top = logits.iter().enumerate().map(|(token, logit)| (token as u32, *logit)).collect();
+        top.select_nth_unstable_by(count - 1, likelier);
+        top.truncate(count);
+        top.sort_unstable_by(likelier);
+        top.iter_mut().for_each(|(_, logit)| *logit -= total);
+    }
+    Ok((logit - total, top))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row<'a>(sampling: &'a Sampling, step: u64) -> SampleRow<'a> {
+        SampleRow {
+            row: 0,
+            sampling,
+            seed: 7,
+            step,
+            mask: None,
+            banned: &[],
+            prompt: &[],
+            output: &[],
+            top_logprobs: None,
+        }
+    }
+
+    fn drawn(logits: &[f32], sampling: &Sampling, draws: u64) -> Vec<u32> {
+        (0..draws).map(|step| choose(logits, &row(sampling, step)).unwrap()).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_highest_and_ignores_what_is_not_a_number() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(choose(&[1.0, f32::NAN, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
+        assert_eq!(choose(&[1.0, f32::INFINITY], &row(&greedy, 0)).unwrap(), 1);
+        assert!(choose(&[f32::NAN, f32::NEG_INFINITY], &row(&greedy, 0)).is_err());
+    }
+
+    #[test]
+    fn draws_follow_the_distribution_and_repeat_with_the_seed() {
+        let sampling = Sampling::default();
+        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+        let tokens = drawn(&logits, &sampling, 20_000);
+        for (token, share) in [(0, 0.5), (1, 0.3), (2, 0.2)] {
+            let found = tokens.iter().filter(|drawn| **drawn == token).count() as f64 / 20_000.0;
+            assert!((found - share).abs() < 0.02, "{token}: {found}");
+        }
+        assert_eq!(tokens, drawn(&logits, &sampling, 20_000));
+    }
+
+    #[test]
+    fn truncation_keeps_only_the_likely_tokens() {
+        let logits: Vec<f32> = (0..1000).map(|token| if token < 3 { 10.0 - token as f32 } else { 0.0 }).collect();
+        for (sampling, most) in [
+            (Sampling { top_k: 2, ..Sampling::default() }, 1),
+            (Sampling { top_p: 0.5, ..Sampling::default() }, 0),
+            (Sampling { top_p: 0.8, temperature: 1.0, ..Sampling::default() }, 1),
+            (Sampling { min_p: 0.2, ..Sampling::default() }, 1),
+            (Sampling { temperature: 0.01, ..Sampling::default() }, 0),
+        ] {
+            assert_eq!(drawn(&logits, &sampling, 500).into_iter().max(), Some(most), "{sampling:?}");
+        }
+        let flat = vec![0.0; 1000];
+        let half = Sampling { top_p: 0.5, ..Sampling::default() };
+        assert!(drawn(&flat, &half, 2000).into_iter().all(|token| token < 500));
+    }
+
+    #[test]
+    fn masks_bans_bias_and_penalties_decide() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let logits = [4.0, 3.0, 2.0, 1.0];
+        let masked = SampleRow { mask: Some(&[0b1100]), ..row(&greedy, 0) };
+        assert_eq!(choose(&logits, &masked).unwrap(), 2);
+        let banned = SampleRow { banned: &[2, 99], ..masked.clone() };
+        assert_eq!(choose(&logits, &banned).unwrap(), 3);
+        assert!(choose(&logits, &SampleRow { mask: Some(&[]), ..masked }).is_err());
+
+        let biased = Sampling { logit_bias: vec![(3, 10.0), (1000, 1.0)], ..greedy.clone() };
+        assert_eq!(choose(&logits, &row(&biased, 0)).unwrap(), 3);
+        let frequent = Sampling { frequency_penalty: 0.6, ..greedy.clone() };
+        assert_eq!(choose(&logits, &SampleRow { output: &[0, 0], ..row(&frequent, 0) }).unwrap(), 1);
+        let present = Sampling { presence_penalty: 0.9, ..greedy.clone() };
+        assert_eq!(choose(&logits, &SampleRow { output: &[0, 0], ..row(&present, 0) }).unwrap(), 0);
+        let repeated = Sampling { repetition_penalty: 2.0, ..greedy };
+        assert_eq!(choose(&logits, &SampleRow { prompt: &[0], ..row(&repeated, 0) }).unwrap(), 1);
+    }
+
+    #[test]
+    fn logprobs_are_of_the_raw_logits_and_sorted() {
+        let sampling = Sampling { temperature: 0.0, logit_bias: vec![(0, 100.0)], ..Sampling::default() };
+        let logits = [0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()];
+        let sample = SampleRow { top_logprobs: Some(2), ..row(&sampling, 0) };
+        let out = draw(Isa::detect(), &logits, &LogitRow::Sample(sample)).unwrap();
+        assert_eq!(out.token, 0);
+        assert!((out.logprob.unwrap() - 0.2f32.ln()).abs() < 1e-5);
+        assert_eq!(out.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
+        let score = |target| LogitRow::Score(ScoreRow { row: 0, target, top: 0 });
+        assert!(draw(Isa::detect(), &logits, &score(3)).is_err());
+        assert!((draw(Isa::detect(), &logits, &score(2)).unwrap().logprob.unwrap() - 0.3f32.ln()).abs() < 1e-5);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        for (sampling, name) in [
+            (Sampling { temperature: f32::NAN, ..Sampling::default() }, "temperature"),
+            (Sampling { top_p: 1.5, ..Sampling::default() }, "top_p"),
+            (Sampling { repetition_penalty: 0.0, ..Sampling::default() }, "repetition_penalty"),
+            (Sampling { logit_bias: vec![(1, f32::INFINITY)], ..Sampling::default() }, "logit_bias"),
+        ] {
+            assert!(sampling.validate().unwrap_err().starts_with(name));
+        }
+        assert_eq!(Sampling::default().validate(), Ok(()));
+    }
 }

@@ -1,0 +1,19 @@
+//! What every layer computes with: threads, an instruction tier, and reusable room.
+
+use skep_kernels::matmul::Activations;
+use skep_kernels::{Isa, WorkerPool};
+
+/// One executor's compute resources.
+pub(crate) struct Compute {
+    pub(crate) pool: WorkerPool,
+    pub(crate) isa: Isa,
+    pub(crate) activations: Activations,
+}
+
+/// `length` values of `buffer`, which grows to the largest step and is then reused. Contents are unspecified.
+pub(crate) fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.len() < length {
+        buffer.resize(length, 0.0);
+    }
+    &mut buffer[..length]
+}

@@ -1,0 +1,41 @@
+//! A projection, or several of the same input computed at once.
+
+use skep_kernels::matmul::{PackedMatrix, matmul};
+use skep_kernels::residual::add_bias;
+
+use super::compute::Compute;
+use crate::error::ModelError;
+
+/// out = input × weightsᵀ + bias, with the outputs of the matrices side by side.
+pub(crate) struct Linear {
+    matrices: Vec<PackedMatrix>,
+    /// Empty, or one value per output.
+    bias: Vec<f32>,
+}
+
+impl Linear {
+    pub(crate) fn new(matrices: Vec<PackedMatrix>, bias: Vec<f32>) -> Self {
+        Linear { matrices, bias }
+    }
+
+    /// Values per output row.
+    pub(crate) fn width(&self) -> usize {
+        self.matrices.iter().map(PackedMatrix::rows).sum()
+    }
+
+    pub(crate) fn forward(
+        &self,
+        compute: &mut Compute,
+        input: &[f32],
+        tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let matrices: Vec<&PackedMatrix> = self.matrices.iter().collect();
+        let Compute { pool, isa, activations } = compute;
+        matmul(pool, *isa, &matrices, input, tokens, out, activations)?;
+        if !self.bias.is_empty() {
+            add_bias(*isa, out, &self.bias)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! The gated feed-forward block.
+
+use skep_kernels::swiglu::swiglu;
+
+use super::compute::{Compute, room};
+use super::linear::Linear;
+use crate::error::ModelError;
+
+/// down(silu(gate(x)) * up(x))
+pub(crate) struct Mlp {
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// Room for one step.
+#[derive(Default)]
+pub(crate) struct MlpRoom {
+    gate_up: Vec<f32>,
+    gated: Vec<f32>,
+}
+
+impl Mlp {
+    /// `gate_up` computes the gate and the up projection side by side, of equal widths.
+    pub(crate) fn new(gate_up: Linear, down: Linear) -> Self {
+        Mlp { gate_up, down }
+    }
+
+    pub(crate) fn forward(
+        &self,
+        compute: &mut Compute,
+        rooms: &mut MlpRoom,
+        input: &[f32],
+        tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let both = self.gate_up.width();
+        let width = both / 2;
+        let gate_up = room(&mut rooms.gate_up, tokens * both);
+        self.gate_up.forward(compute, input, tokens, gate_up)?;
+        let gated = room(&mut rooms.gated, tokens * width);
+        swiglu(&compute.pool, compute.isa, gate_up, width, gated)?;
+        self.down.forward(compute, gated, tokens, out)
+    }
+}

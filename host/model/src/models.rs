@@ -1,0 +1,3 @@
+//! Architectures as compositions of layers.
+
+pub(crate) mod transformer;
