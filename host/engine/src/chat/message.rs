@@ -1,0 +1,138 @@
+//! What is said in a conversation, and the tools that it may call.
+//!
+//! Invariant: a message knows nothing of any model's markup, except `raw`: the text that a model produced for it, kept
+//! so that it is shown to the model again exactly as it was.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    pub role: Role,
+    pub content: String,
+    /// The calls that an assistant message makes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that a tool message answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The name of the tool that answers, or of the one who speaks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// An assistant message's text exactly as generated, tool-call markup included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw: Option<String>,
+}
+
+impl ChatMessage {
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new(Role::System, content.into())
+    }
+
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new(Role::User, content.into())
+    }
+
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new(Role::Assistant, content.into())
+    }
+
+    /// The answer to the tool call `call_id`.
+    pub fn tool(call_id: impl Into<String>, content: impl Into<String>) -> Self {
+        ChatMessage { tool_call_id: Some(call_id.into()), ..Self::new(Role::Tool, content.into()) }
+    }
+
+    fn new(role: Role, content: String) -> Self {
+        ChatMessage { role, content, tool_calls: Vec::new(), tool_call_id: None, name: None, raw: None }
+    }
+}
+
+/// A tool that the model may call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolSpec {
+    pub name: String,
+    /// What it does and when to use it; the model reads this.
+    pub description: String,
+    /// JSON Schema of the arguments, an object.
+    pub parameters: Value,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    /// JSON, as the model wrote it.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// An id that no other call has, in this process or any other: models repeat themselves, ids must not.
+    pub fn mint_id() -> String {
+        let mut random = Uuid::now_v7().simple().to_string();
+        // The first digits of a version 7 id are its time in ms; what is left keeps the low 16 bits of it and all 74
+        // random bits.
+        random.drain(..8);
+        format!("call_{random}")
+    }
+}
+
+/// Whether the model calls a tool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// The tools are described, but no call is made and none is looked for.
+    None,
+    /// At least one call.
+    Required,
+    /// A call of this tool.
+    Named(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn call_ids_are_unique_and_of_one_form() {
+        let ids: HashSet<String> = (0..10_000).map(|_| ToolCall::mint_id()).collect();
+        assert_eq!(ids.len(), 10_000);
+        assert!(ids.iter().all(|id| id.starts_with("call_") && id.len() == 5 + 24), "{:?}", ids.iter().next());
+    }
+
+    #[test]
+    fn message_survives_json() {
+        let call = ToolCall { id: "call_1".into(), name: "f".into(), arguments: "{}".into() };
+        let message = ChatMessage {
+            tool_calls: vec![call],
+            raw: Some("<tool_call>…".into()),
+            ..ChatMessage::assistant("x")
+        };
+        let json = serde_json::to_string(&message).unwrap();
+        assert_eq!(serde_json::from_str::<ChatMessage>(&json).unwrap(), message);
+        assert!(!serde_json::to_string(&ChatMessage::user("hi")).unwrap().contains("null"));
+    }
+}

@@ -1,0 +1,24 @@
+//! Conversations over the engine: messages and tools in, text and tool calls out.
+//!
+//! The walk of one answer: `message` (what was said) → `render` (the chat template's text) → `prompt` (its tokens) →
+//! `tool_grammar` (what the model may produce) → the engine → `tool_parser` (what it said) → `stream` (events) →
+//! `transcript` (what is remembered, token for token). Knows no HTTP, no agents, no tensors.
+
+mod json_scan;
+mod markup;
+mod message;
+mod options;
+mod prompt;
+mod render;
+mod stream;
+mod tool_grammar;
+mod tool_parser;
+mod transcript;
+
+#[cfg(test)]
+mod fixture;
+
+pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
+pub use options::ChatOptions;
+pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
+pub use transcript::Transcript;

@@ -1,0 +1,94 @@
+//! How an answer is to be generated.
+
+use std::time::Instant;
+
+use skep_model::Sampling;
+
+use super::message::{ToolChoice, ToolSpec};
+use crate::{Affinity, Constraint, EngineError, Priority};
+
+/// More than this many tools are refused: each is text in the prompt and a rule in the grammar.
+const MAX_TOOLS: usize = 128;
+
+#[derive(Clone, Debug)]
+pub struct ChatOptions {
+    pub tools: Vec<ToolSpec>,
+    pub tool_choice: ToolChoice,
+    /// Whether one answer may make several calls.
+    pub parallel_tool_calls: bool,
+    /// The form that the answer has where it makes no call.
+    pub output: Option<Constraint>,
+    pub sampling: Sampling,
+    pub seed: Option<u64>,
+    /// `None`: to the end of the context.
+    pub max_tokens: Option<usize>,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub top_logprobs: Option<u32>,
+    pub affinity: Affinity,
+    pub priority: Priority,
+    pub deadline: Option<Instant>,
+}
+
+impl Default for ChatOptions {
+    fn default() -> Self {
+        ChatOptions {
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: true,
+            output: None,
+            sampling: Sampling::default(),
+            seed: None,
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+            top_logprobs: None,
+            affinity: Affinity::default(),
+            priority: Priority::Interactive,
+            deadline: None,
+        }
+    }
+}
+
+impl ChatOptions {
+    /// Whether calls are looked for in what the model says.
+    pub(crate) fn calls_tools(&self) -> bool {
+        !self.tools.is_empty() && self.tool_choice != ToolChoice::None
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), EngineError> {
+        let invalid = |parameter: String, message: String| Err(EngineError::InvalidRequest { parameter, message });
+        if self.tools.len() > MAX_TOOLS {
+            return invalid("tools".into(), format!("{} tools are given; at most {MAX_TOOLS} may be", self.tools.len()));
+        }
+        for (index, tool) in self.tools.iter().enumerate() {
+            let name = &tool.name;
+            if !is_tool_name(name) {
+                let message = format!("{name:?} is no tool name: 1 to 64 of the characters a-z A-Z 0-9 _ - . are");
+                return invalid(format!("tools[{index}].name"), message);
+            }
+            if self.tools[..index].iter().any(|other| other.name == *name) {
+                return invalid(format!("tools[{index}].name"), format!("two tools are called {name:?}"));
+            }
+            if !tool.parameters.is_object() {
+                let message = format!("the parameters of the tool {name:?} must be a JSON Schema, which is an object");
+                return invalid(format!("tools[{index}].parameters"), message);
+            }
+        }
+        match &self.tool_choice {
+            ToolChoice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
+                let known = self.tools.iter().map(|t| t.name.as_str()).collect::<Vec<_>>().join(", ");
+                invalid("tool_choice".into(), format!("no tool is called {name:?}; the tools are: {known}"))
+            }
+            ToolChoice::Required if self.tools.is_empty() => {
+                invalid("tool_choice".into(), "a tool call is required, but no tools are given".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_tool_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
+}

@@ -1,0 +1,279 @@
+//! One answer while it is generated: tokens from the engine become text, tool calls and an outcome.
+//!
+//! Invariant: the text and the calls of the outcome are the concatenation of the events that came before it. Dropping
+//! the stream cancels the generation.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use skep_model::{SpecialTokens, Tokenizer};
+
+use super::message::{ChatMessage, ToolCall};
+use super::options::ChatOptions;
+use super::prompt::{self, Prompt};
+use super::tool_grammar;
+use super::tool_parser::{ParsedEvent, ToolParser};
+use crate::{
+    Engine, EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob, TokenStream,
+    Usage,
+};
+
+#[derive(Clone, Debug)]
+pub enum ChatEvent {
+    Started { prompt_tokens: u32, cached_tokens: u32 },
+    /// `logprobs` are those of the tokens that ended in this delta.
+    Text { delta: String, logprobs: Vec<TokenLogprob> },
+    ToolCallStarted { index: usize, id: String, name: String },
+    ToolCallArguments { index: usize, delta: String },
+    ToolCallFinished { index: usize, call: ToolCall },
+    Finished(ChatOutcome),
+}
+
+#[derive(Clone, Debug)]
+pub struct ChatOutcome {
+    pub text: String,
+    /// Complete ones only: a call that a limit cut off is not among them.
+    pub tool_calls: Vec<ToolCall>,
+    pub finish: ChatFinish,
+    pub usage: Usage,
+    pub timing: Timing,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The answer's tokens that count as history: without an end-of-turn token, and without a stop string.
+    pub tokens: Vec<u32>,
+    /// The text of `tokens`, tool-call markup included.
+    pub raw: String,
+    /// The prompt's text.
+    pub rendered: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChatFinish {
+    /// The model ended its answer, or a stop string did.
+    Stop,
+    /// A token limit did; a tool call or constrained output may be cut off.
+    Length,
+    ToolCalls,
+}
+
+/// Answers `messages`, remembering nothing.
+pub fn chat(engine: &Engine, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
+    options.validate()?;
+    let prompt = prompt::render_and_encode(engine, messages, &options.tools)?;
+    ChatStream::start(engine, prompt, options)
+}
+
+/// Dropping it cancels the generation.
+pub struct ChatStream {
+    tokens: TokenStream,
+    tokenizer: Arc<Tokenizer>,
+    end_tokens: Vec<u32>,
+    keeps_special: bool,
+    /// `None`: the text is not looked through for calls.
+    parser: Option<ToolParser>,
+    prompt: Prompt,
+    ready: VecDeque<ChatEvent>,
+    /// Of tokens whose text was not told yet.
+    logprobs: Vec<TokenLogprob>,
+    text: String,
+    raw: String,
+    tool_calls: Vec<ToolCall>,
+    ended: bool,
+}
+
+impl ChatStream {
+    pub(super) fn start(engine: &Engine, prompt: Prompt, options: ChatOptions) -> Result<ChatStream, EngineError> {
+        let tokenizer = engine.tokenizer().clone();
+        let keeps_special = options.calls_tools() && tool_grammar::marker_is_special(&tokenizer);
+        let mut request = GenerateRequest::new(prompt.tokens.clone());
+        request.constraint = tool_grammar::constraint(&options, &tokenizer)?;
+        request.keep_special = keeps_special;
+        request.sampling = options.sampling.clone();
+        request.seed = options.seed;
+        request.max_tokens = options.max_tokens;
+        request.stop = options.stop.clone();
+        request.ignore_eos = options.ignore_eos;
+        request.top_logprobs = options.top_logprobs;
+        request.affinity = options.affinity.clone();
+        request.priority = options.priority;
+        request.deadline = options.deadline;
+        let tokens = engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
+        Ok(ChatStream {
+            tokens,
+            tokenizer,
+            end_tokens: engine.info().eos.clone(),
+            keeps_special,
+            parser: options.calls_tools().then(ToolParser::new),
+            prompt,
+            ready: VecDeque::new(),
+            logprobs: Vec::new(),
+            text: String::new(),
+            raw: String::new(),
+            tool_calls: Vec::new(),
+            ended: false,
+        })
+    }
+
+    /// The next event; `None` after `Finished` or an error.
+    pub async fn next(&mut self) -> Option<Result<ChatEvent, EngineError>> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    /// Waits for the end.
+    pub async fn outcome(mut self) -> Result<ChatOutcome, EngineError> {
+        while let Some(event) = self.next().await {
+            if let ChatEvent::Finished(outcome) = event? {
+                return Ok(outcome);
+            }
+        }
+        Err(EngineError::Failed("the generation ended without a result".into()))
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChatEvent, EngineError>>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match Pin::new(&mut self.tokens).poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(event))) => self.take(event),
+                Poll::Ready(Some(Err(error))) => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                Poll::Ready(None) => self.ended = true,
+            }
+        }
+    }
+
+    fn take(&mut self, event: TokenEvent) {
+        match event {
+            TokenEvent::Started { prompt_tokens, cached_tokens } => {
+                self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens });
+            }
+            TokenEvent::PromptLogprobs(_) => {}
+            TokenEvent::Token(Token { id, text, logprob, .. }) => {
+                let ends = text.is_empty() && self.end_tokens.contains(&id);
+                self.logprobs.extend(logprob.filter(|_| !ends));
+                self.say(&text);
+            }
+            TokenEvent::Finished(finished) => self.finish(finished),
+        }
+    }
+
+    fn say(&mut self, delta: &str) {
+        if delta.is_empty() {
+            return;
+        }
+        self.raw.push_str(delta);
+        let parsed = match &mut self.parser {
+            Some(parser) => parser.push(delta),
+            None => vec![ParsedEvent::Text(delta.to_owned())],
+        };
+        self.tell(parsed);
+    }
+
+    fn tell(&mut self, parsed: Vec<ParsedEvent>) {
+        for event in parsed {
+            self.ready.push_back(match event {
+                ParsedEvent::Text(delta) => {
+                    self.text.push_str(&delta);
+                    ChatEvent::Text { delta, logprobs: std::mem::take(&mut self.logprobs) }
+                }
+                ParsedEvent::CallStarted { index, id, name } => ChatEvent::ToolCallStarted { index, id, name },
+                ParsedEvent::Arguments { index, delta } => ChatEvent::ToolCallArguments { index, delta },
+                ParsedEvent::CallFinished { index, call } => {
+                    // Those of the call's own tokens belong to no text.
+                    self.logprobs.clear();
+                    self.tool_calls.push(call.clone());
+                    ChatEvent::ToolCallFinished { index, call }
+                }
+            });
+        }
+    }
+
+    fn finish(&mut self, finished: Finished) {
+        let cut = matches!(finished.reason, FinishReason::Length | FinishReason::Stop(_));
+        self.say(&finished.text_rest);
+        if let Some(parser) = &mut self.parser {
+            let rest = parser.finish(cut);
+            self.tell(rest);
+        } else if !self.logprobs.is_empty() {
+            let logprobs = std::mem::take(&mut self.logprobs);
+            self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
+        }
+        let finish = match finished.reason {
+            FinishReason::Length => ChatFinish::Length,
+            _ if !self.tool_calls.is_empty() => ChatFinish::ToolCalls,
+            _ => ChatFinish::Stop,
+        };
+        let raw = std::mem::take(&mut self.raw);
+        let tokens = self.history_tokens(finished.tokens, &finished.reason, &raw);
+        self.ready.push_back(ChatEvent::Finished(ChatOutcome {
+            text: std::mem::take(&mut self.text),
+            tool_calls: std::mem::take(&mut self.tool_calls),
+            finish,
+            usage: finished.usage,
+            timing: finished.timing,
+            prompt: std::mem::take(&mut self.prompt.tokens),
+            tokens,
+            raw,
+            rendered: std::mem::take(&mut self.prompt.text),
+        }));
+        self.ended = true;
+    }
+
+    /// Produced tokens without what is no part of the message: the end-of-turn token, which the template writes itself,
+    /// and the stop string.
+    fn history_tokens(&self, mut tokens: Vec<u32>, reason: &FinishReason, raw: &str) -> Vec<u32> {
+        match reason {
+            FinishReason::Stop(_) => self.cut_at_text(tokens, raw),
+            FinishReason::Length => tokens,
+            FinishReason::Eos | FinishReason::ConstraintDone => {
+                if tokens.last().is_some_and(|last| self.end_tokens.contains(last)) {
+                    tokens.pop();
+                }
+                tokens
+            }
+        }
+    }
+
+    /// The most tokens whose text is within `raw`, and the rest of `raw` encoded anew.
+    fn cut_at_text(&self, mut tokens: Vec<u32>, raw: &str) -> Vec<u32> {
+        let (mut kept, mut kept_bytes, mut bytes) = (0, 0, 0);
+        for (index, &id) in tokens.iter().enumerate() {
+            let hidden = self.tokenizer.is_special(id) && !self.keeps_special;
+            let piece = if hidden { &[][..] } else { self.tokenizer.token_bytes(id).unwrap_or_default() };
+            if !raw.as_bytes()[bytes..].starts_with(piece) {
+                break;
+            }
+            bytes += piece.len();
+            if raw.is_char_boundary(bytes) {
+                (kept, kept_bytes) = (index + 1, bytes);
+            }
+        }
+        match self.tokenizer.encode(&raw[kept_bytes..], SpecialTokens::Literal) {
+            Ok(rest) => {
+                tokens.truncate(kept);
+                tokens.extend(rest);
+                tokens
+            }
+            // What was produced is still what the model saw, only with the stop string.
+            Err(_) => tokens,
+        }
+    }
+}
+
+impl Stream for ChatStream {
+    type Item = Result<ChatEvent, EngineError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_event(cx)
+    }
+}

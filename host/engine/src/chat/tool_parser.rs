@@ -1,0 +1,404 @@
+//! Finds tool calls in text while it is generated.
+//!
+//! Invariant: the parser moves one character at a time, so the events, with neighbouring deltas joined, are the same
+//! however the text was cut into pieces. Text that may still become a marker is held back.
+//!
+//! What is not a call: white space beside a call is dropped. A call whose body is not `{"name": …, "arguments": {…}}`
+//! in JSON comes out as text, markup and all, once it is complete. A call that a limit cut off is dropped; one that the
+//! model itself left open is text, unless its arguments had begun to be told.
+
+use serde_json::Value;
+
+use super::json_scan::JsonScan;
+use super::markup::{CLOSE, OPEN};
+use super::message::ToolCall;
+
+/// A head is read again with each character of it, so it may not grow.
+const MAX_HEAD_BYTES: usize = 512;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum ParsedEvent {
+    Text(String),
+    CallStarted { index: usize, id: String, name: String },
+    Arguments { index: usize, delta: String },
+    CallFinished { index: usize, call: ToolCall },
+}
+
+pub(super) struct ToolParser {
+    state: State,
+    /// Calls that began to be told.
+    started: usize,
+    events: Vec<ParsedEvent>,
+}
+
+enum State {
+    /// `space` is white space that is dropped if a call comes next; `marker` is the beginning of `OPEN`.
+    Text { space: String, marker: String, after_call: bool },
+    /// In a call whose name is not known yet.
+    Head { body: String },
+    Arguments { call: ToolCall, scan: JsonScan },
+    /// The arguments are complete; the call ends with `CLOSE`.
+    Tail { call: ToolCall, rest: String },
+    /// In a call of another form, which is read as a whole.
+    Body { body: String, scan: Option<JsonScan>, json_ended: bool },
+}
+
+impl State {
+    fn text(after_call: bool) -> Self {
+        State::Text { space: String::new(), marker: String::new(), after_call }
+    }
+}
+
+impl ToolParser {
+    pub(super) fn new() -> Self {
+        ToolParser { state: State::text(false), started: 0, events: Vec::new() }
+    }
+
+    /// Takes the next piece of text and gives what it completed.
+    pub(super) fn push(&mut self, delta: &str) -> Vec<ParsedEvent> {
+        for c in delta.chars() {
+            self.step(c);
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// The end of the text; `cut` if a limit or a stop string ended it, not the model.
+    pub(super) fn finish(&mut self, cut: bool) -> Vec<ParsedEvent> {
+        match std::mem::replace(&mut self.state, State::text(false)) {
+            State::Text { space, marker, after_call } => {
+                if !after_call {
+                    self.text(&space);
+                }
+                self.text(&marker);
+            }
+            State::Tail { call, .. } => self.finish_call(call),
+            State::Arguments { .. } => {}
+            State::Head { body } | State::Body { body, .. } => {
+                if !cut {
+                    self.markup_as_text(&body);
+                }
+            }
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    fn step(&mut self, c: char) {
+        let state = std::mem::replace(&mut self.state, State::text(false));
+        self.state = match state {
+            State::Text { space, marker, after_call } => self.step_text(space, marker, after_call, c),
+            State::Head { mut body } => {
+                body.push(c);
+                match read_head(&body) {
+                    Head::Partial => State::Head { body },
+                    Head::Complete(name) => self.start_arguments(name),
+                    Head::Other => Self::reread_as_body(body),
+                }
+            }
+            State::Arguments { mut call, mut scan } => {
+                call.arguments.push(c);
+                self.arguments(c);
+                if scan.push(c) { State::Tail { call, rest: String::new() } } else { State::Arguments { call, scan } }
+            }
+            State::Tail { call, mut rest } => {
+                rest.push(c);
+                if rest.ends_with(CLOSE) {
+                    self.finish_call(call);
+                    State::text(true)
+                } else {
+                    State::Tail { call, rest }
+                }
+            }
+            State::Body { body, scan, json_ended } => self.step_body(body, scan, json_ended, c),
+        };
+    }
+
+    fn step_text(&mut self, mut space: String, mut marker: String, mut after_call: bool, c: char) -> State {
+        if !OPEN[marker.len()..].starts_with(c) && !marker.is_empty() {
+            // No call after all.
+            if !after_call {
+                self.text(&space);
+            }
+            self.text(&marker);
+            (space, marker, after_call) = (String::new(), String::new(), false);
+        }
+        if OPEN[marker.len()..].starts_with(c) {
+            marker.push(c);
+            return if marker == OPEN { State::Head { body: String::new() } } else { State::Text { space, marker, after_call } };
+        }
+        if c.is_whitespace() {
+            space.push(c);
+            return State::Text { space, marker, after_call };
+        }
+        if !after_call {
+            self.text(&space);
+        }
+        self.text(c.encode_utf8(&mut [0; 4]));
+        State::text(false)
+    }
+
+    fn start_arguments(&mut self, name: String) -> State {
+        let call = ToolCall { id: ToolCall::mint_id(), name, arguments: "{".into() };
+        self.events.push(ParsedEvent::CallStarted {
+            index: self.started,
+            id: call.id.clone(),
+            name: call.name.clone(),
+        });
+        self.started += 1;
+        self.arguments('{');
+        let mut scan = JsonScan::default();
+        scan.push('{');
+        State::Arguments { call, scan }
+    }
+
+    fn reread_as_body(body: String) -> State {
+        let mut scan = body.trim_start().starts_with('{').then(JsonScan::default);
+        let json_ended = scan.as_mut().is_some_and(|scan| body.chars().any(|c| scan.push(c)));
+        State::Body { body, scan, json_ended }
+    }
+
+    fn step_body(&mut self, mut body: String, mut scan: Option<JsonScan>, mut json_ended: bool, c: char) -> State {
+        body.push(c);
+        let mut in_string = false;
+        if let Some(scan) = &mut scan
+            && !json_ended
+        {
+            json_ended = scan.push(c);
+            in_string = scan.in_string();
+        }
+        // `CLOSE` within a string of the arguments is not the end.
+        if in_string || !body.ends_with(CLOSE) {
+            return State::Body { body, scan, json_ended };
+        }
+        let inner = &body[..body.len() - CLOSE.len()];
+        match read_body(inner) {
+            Some((name, arguments)) => {
+                let index = self.started;
+                self.started += 1;
+                let call = ToolCall { id: ToolCall::mint_id(), name, arguments };
+                self.events.push(ParsedEvent::CallStarted { index, id: call.id.clone(), name: call.name.clone() });
+                self.events.push(ParsedEvent::Arguments { index, delta: call.arguments.clone() });
+                self.events.push(ParsedEvent::CallFinished { index, call });
+                State::text(true)
+            }
+            None => {
+                self.markup_as_text(&body);
+                State::text(false)
+            }
+        }
+    }
+
+    fn finish_call(&mut self, call: ToolCall) {
+        self.events.push(ParsedEvent::CallFinished { index: self.started - 1, call });
+    }
+
+    fn markup_as_text(&mut self, body: &str) {
+        self.text(OPEN);
+        self.text(body);
+    }
+
+    fn text(&mut self, text: &str) {
+        match self.events.last_mut() {
+            _ if text.is_empty() => {}
+            Some(ParsedEvent::Text(delta)) => delta.push_str(text),
+            _ => self.events.push(ParsedEvent::Text(text.to_owned())),
+        }
+    }
+
+    fn arguments(&mut self, c: char) {
+        match self.events.last_mut() {
+            Some(ParsedEvent::Arguments { delta, .. }) => delta.push(c),
+            _ => self.events.push(ParsedEvent::Arguments { index: self.started - 1, delta: c.into() }),
+        }
+    }
+}
+
+enum Head {
+    Partial,
+    Complete(String),
+    Other,
+}
+
+/// `{"name": "…", "arguments": {` with any white space between.
+fn read_head(body: &str) -> Head {
+    if body.len() > MAX_HEAD_BYTES {
+        return Head::Other;
+    }
+    let mut rest = body;
+    for want in ["{", "\"name\"", ":"] {
+        rest = rest.trim_start();
+        match rest.strip_prefix(want) {
+            Some(after) => rest = after,
+            None if want.starts_with(rest) => return Head::Partial,
+            None => return Head::Other,
+        }
+    }
+    rest = rest.trim_start();
+    if rest.is_empty() {
+        return Head::Partial;
+    }
+    if !rest.starts_with('"') {
+        return Head::Other;
+    }
+    let mut scan = JsonScan::default();
+    let end = rest.char_indices().skip(1).find_map(|(at, c)| {
+        // A string stands for itself: inside an array it ends where the scan leaves it.
+        scan.push_in_string(c).then_some(at + 1)
+    });
+    let Some(end) = end else { return Head::Partial };
+    let Ok(name) = serde_json::from_str::<String>(&rest[..end]) else { return Head::Other };
+    rest = &rest[end..];
+    for want in [",", "\"arguments\"", ":", "{"] {
+        rest = rest.trim_start();
+        match rest.strip_prefix(want) {
+            Some(after) => rest = after,
+            None if want.starts_with(rest) => return Head::Partial,
+            None => return Head::Other,
+        }
+    }
+    Head::Complete(name)
+}
+
+/// Name and arguments of a call in any order and spelling that models use.
+fn read_body(body: &str) -> Option<(String, String)> {
+    let Value::Object(call) = serde_json::from_str::<Value>(body.trim()).ok()? else { return None };
+    let name = call.get("name")?.as_str()?.to_owned();
+    let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => {
+            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
+            text.clone()
+        }
+        Some(value) if value.is_object() => value.to_string(),
+        Some(_) => return None,
+    };
+    Some((name, arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The events with neighbouring deltas joined and ids made comparable.
+    fn joined(pieces: &[&str], cut: bool) -> Vec<ParsedEvent> {
+        let mut parser = ToolParser::new();
+        let mut events: Vec<ParsedEvent> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+        events.extend(parser.finish(cut));
+        let mut out: Vec<ParsedEvent> = Vec::new();
+        for mut event in events {
+            match (&mut event, out.last_mut()) {
+                (ParsedEvent::CallStarted { id, .. }, _) => id.clear(),
+                (ParsedEvent::CallFinished { call, .. }, _) => call.id.clear(),
+                (ParsedEvent::Text(more), Some(ParsedEvent::Text(text))) => {
+                    text.push_str(more);
+                    continue;
+                }
+                (ParsedEvent::Arguments { delta: more, .. }, Some(ParsedEvent::Arguments { delta, .. })) => {
+                    delta.push_str(more);
+                    continue;
+                }
+                _ => {}
+            }
+            out.push(event);
+        }
+        out
+    }
+
+    fn summary(text: &str, cut: bool) -> (String, Vec<(String, String)>) {
+        let (mut said, mut calls) = (String::new(), Vec::new());
+        for event in joined(&[text], cut) {
+            match event {
+                ParsedEvent::Text(delta) => said.push_str(&delta),
+                ParsedEvent::CallFinished { call, .. } => calls.push((call.name, call.arguments)),
+                _ => {}
+            }
+        }
+        (said, calls)
+    }
+
+    fn check(text: &str, cut: bool, said: &str, calls: &[(&str, &str)]) {
+        let calls: Vec<_> = calls.iter().map(|(n, a)| (n.to_string(), a.to_string())).collect();
+        assert_eq!(summary(text, cut), (said.to_string(), calls), "{text:?}");
+    }
+
+    const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}</tool_call>\\\"{\"}}\n</tool_call>";
+    const ARGUMENTS: &str = "{\"a\": \"}</tool_call>\\\"{\"}";
+
+    #[test]
+    fn finds_calls_between_texts() {
+        check("just text, a < b  \n", false, "just text, a < b  \n", &[]);
+        check(CALL, false, "", &[("f", ARGUMENTS)]);
+        check(&format!("Let me see.\n{CALL}\n{CALL}\n"), false, "Let me see.", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
+        check(&format!("{CALL}\n\nDone."), false, "Done.", &[("f", ARGUMENTS)]);
+        check("<<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>", false, "<", &[("g", "{}")]);
+    }
+
+    #[test]
+    fn reads_calls_in_other_spellings() {
+        check("<tool_call>{\"arguments\": {\"a\":1}, \"name\": \"g\"}</tool_call>", false, "", &[("g", "{\"a\":1}")]);
+        check("<tool_call>{\"name\": \"g\", \"parameters\": {}}</tool_call>", false, "", &[("g", "{}")]);
+        check("<tool_call>{\"name\": \"g\"}</tool_call>", false, "", &[("g", "{}")]);
+        check("<tool_call>{\"name\": \"g\", \"arguments\": \"{\\\"a\\\":1}\"}</tool_call>", false, "", &[("g", "{\"a\":1}")]);
+        check("<tool_call>{\"name\": \"g\", \"arguments\": {}, \"id\": 7}</tool_call>", false, "", &[("g", "{}")]);
+    }
+
+    #[test]
+    fn malformed_calls_are_text() {
+        for text in [
+            "<tool_call>no json</tool_call>",
+            "<tool_call>{\"name\": 1}</tool_call>",
+            "<tool_call>{\"nam\": \"x\", \"arguments\": {}}</tool_call>",
+            "<tool_call>[1]</tool_call> and more",
+            "<tool_call></tool_call>",
+            "<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>",
+        ] {
+            check(text, false, text, &[]);
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_is_not_a_call() {
+        let end = CALL.find("}}\n</tool_call>").unwrap();
+        for at in "<tool_call>".len()..=end {
+            check(&CALL[..at], true, "", &[]);
+        }
+        check("<tool_c", true, "<tool_c", &[]);
+        check("<tool_call>{\"na", false, "<tool_call>{\"na", &[]);
+        // Only the closing marker is missing: the arguments are whole.
+        check(&CALL[..end + 2], true, "", &[("f", ARGUMENTS)]);
+    }
+
+    #[test]
+    fn events_do_not_depend_on_chunks() {
+        let texts = [
+            format!("Grüße 🐝 < <tool <tool_call {CALL}\n{CALL}  and then"),
+            format!("  \n{CALL} \n <tool_call>broken</tool_call>\n"),
+            "<tool_call>{\"arguments\": {\"x\": \"</tool_call>\"}, \"name\": \"g\"}</tool_call>".to_string(),
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"ü".to_string(),
+        ];
+        for text in &texts {
+            for cut in [false, true] {
+                let whole = joined(&[text], cut);
+                let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+                for &first in &places {
+                    assert_eq!(joined(&[&text[..first], &text[first..]], cut), whole, "{text:?} at {first}");
+                    for &second in places.iter().filter(|&&second| second >= first).step_by(7) {
+                        let pieces = [&text[..first], &text[first..second], &text[second..]];
+                        assert_eq!(joined(&pieces, cut), whole, "{text:?} at {first}, {second}");
+                    }
+                }
+                let single: Vec<String> = text.chars().map(String::from).collect();
+                let single: Vec<&str> = single.iter().map(String::as_str).collect();
+                assert_eq!(joined(&single, cut), whole);
+            }
+        }
+    }
+
+    #[test]
+    fn text_is_told_as_soon_as_it_cannot_be_a_marker() {
+        let mut parser = ToolParser::new();
+        assert_eq!(parser.push("a <tool"), [ParsedEvent::Text("a".into())]);
+        assert_eq!(parser.push("s> b"), [ParsedEvent::Text(" <tools> b".into())]);
+        let events = parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"a");
+        assert!(matches!(&events[..], [ParsedEvent::CallStarted { .. }, ParsedEvent::Arguments { delta, .. }] if delta == "{\"a"));
+    }
+}
