@@ -1,0 +1,69 @@
+//! What the output must look like, token by token.
+//!
+//! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. Invariant: a constraint
+//! is either enforced in full or refused with an error that names what cannot be enforced; it never fails open. It
+//! knows nothing of tool calls or chat; those are written as schemas and grammars by others.
+
+mod compiler;
+mod schema_bounds;
+#[cfg(test)]
+mod tests;
+mod token_env;
+
+use llguidance::Matcher;
+use llguidance::toktrie::SimpleVob;
+
+use crate::EngineError;
+
+pub(crate) use compiler::ConstraintCompiler;
+
+/// The state of one constrained generation.
+pub(crate) struct OutputConstraint {
+    matcher: Matcher,
+    vocabulary_size: usize,
+}
+
+/// The tokens that may come next: bit `t % 32` of word `t / 32`.
+pub(crate) struct TokenMask {
+    set: SimpleVob,
+    words: usize,
+}
+
+impl TokenMask {
+    pub fn words(&self) -> &[u32] {
+        &self.set.as_slice()[..self.words]
+    }
+
+    /// Whether a token outside `banned` is allowed.
+    pub fn allows_other_than(&self, banned: &[u32]) -> bool {
+        let allowed_and_banned = banned.iter().filter(|id| self.set.is_allowed(**id)).count();
+        self.set.num_set() > allowed_and_banned
+    }
+}
+
+impl OutputConstraint {
+    /// Tokens that the constraint leaves no choice about. They are not accepted yet.
+    pub fn forced(&mut self) -> Vec<u32> {
+        if self.is_done() { Vec::new() } else { self.matcher.compute_ff_tokens() }
+    }
+
+    pub fn mask(&mut self) -> Result<TokenMask, EngineError> {
+        let set = self.matcher.compute_mask_or_eos().map_err(failed)?;
+        Ok(TokenMask { set, words: self.vocabulary_size.div_ceil(32) })
+    }
+
+    pub fn accept(&mut self, token: u32) -> Result<(), EngineError> {
+        self.matcher.consume_token(token).map_err(failed)
+    }
+
+    /// Complete, and nothing more may follow.
+    pub fn is_done(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> EngineError {
+    let text = error.to_string();
+    let message = text.split("\n<").next().unwrap_or_default();
+    EngineError::Failed(format!("the output constraint cannot go on: {message}"))
+}

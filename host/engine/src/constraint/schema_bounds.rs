@@ -1,0 +1,99 @@
+//! Checks that come before compiling: what a few bytes of schema could blow up into. A schema that passes is not yet
+//! supported; one that fails would take too long or too much memory to find out.
+
+use serde_json::Value;
+
+const MAX_DEPTH: usize = 64;
+const MAX_VALUES: usize = 20_000;
+/// Repetitions that one keyword or quantifier may ask for.
+const MAX_REPETITIONS: u64 = 10_000;
+
+/// Keywords whose number is a count of things that the grammar has to spell out.
+const COUNTS: [&str; 6] =
+    ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
+
+/// Nesting, size and counts of a JSON Schema. llguidance's own option key is refused: it could switch checks off.
+pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
+    if schema.get("x-guidance").is_some() {
+        return Err("the keyword `x-guidance` is not allowed".to_string());
+    }
+    let mut values = 0;
+    check_value(schema, 0, &mut values)
+}
+
+fn check_value(value: &Value, depth: usize, values: &mut usize) -> Result<(), String> {
+    *values += 1;
+    if depth > MAX_DEPTH {
+        return Err(format!("the schema is nested more than {MAX_DEPTH} levels deep"));
+    }
+    if *values > MAX_VALUES {
+        return Err(format!("the schema has more than {MAX_VALUES} values"));
+    }
+    match value {
+        Value::Array(items) => items.iter().try_for_each(|item| check_value(item, depth + 1, values)),
+        Value::Object(members) => members.iter().try_for_each(|(key, member)| {
+            if COUNTS.contains(&key.as_str()) && member.as_f64().is_some_and(|n| n > MAX_REPETITIONS as f64) {
+                return Err(format!("`{key}` is {member}; at most {MAX_REPETITIONS} is allowed"));
+            }
+            match (key.as_str(), member) {
+                ("pattern", Value::String(pattern)) => {
+                    check_pattern(pattern).map_err(|message| format!("`pattern`: {message}"))?;
+                }
+                ("patternProperties", Value::Object(patterns)) => {
+                    patterns.keys().try_for_each(|pattern| {
+                        check_pattern(pattern).map_err(|message| format!("`patternProperties`: {message}"))
+                    })?;
+                }
+                _ => {}
+            }
+            check_value(member, depth + 1, values)
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Nesting and repetition counts of a regular expression.
+pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
+    check_nesting(pattern)?;
+    check_repetitions(pattern)
+}
+
+/// Nesting and repetition counts of a grammar.
+pub(super) fn check_grammar(source: &str) -> Result<(), String> {
+    check_nesting(source)?;
+    check_repetitions(source)
+}
+
+/// Counts brackets without regard to quoting or classes, so the bound is generous.
+fn check_nesting(source: &str) -> Result<(), String> {
+    let (mut depth, mut escaped) = (0usize, false);
+    for byte in source.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > 2 * MAX_DEPTH {
+            return Err(format!("brackets are nested more than {} levels deep", 2 * MAX_DEPTH));
+        }
+    }
+    Ok(())
+}
+
+/// Every `{n}`, `{n,}`, `{n,m}`. Nested ones multiply; the compiler's fuel bounds their product.
+fn check_repetitions(source: &str) -> Result<(), String> {
+    for piece in source.split('{').skip(1) {
+        let Some((inside, _)) = piece.split_once('}') else { continue };
+        if !inside.bytes().all(|byte| byte.is_ascii_digit() || byte == b',' || byte == b' ') {
+            continue;
+        }
+        for number in inside.split(',').map(str::trim).filter(|number| !number.is_empty()) {
+            if number.parse::<u64>().map_or(true, |n| n > MAX_REPETITIONS) {
+                return Err(format!("{{{inside}}} repeats more than {MAX_REPETITIONS} times"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The model's tokenizer as llguidance wants it: the bytes of every token in a trie, special tokens marked so that no
+//! text can spell them, and a way to tokenise forced bytes. Forced bytes must come back exactly: where the tokenizer
+//! would add or change something (a leading space, a normalised character), the longest tokens of the trie are taken.
+
+use std::sync::Arc;
+
+use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use skep_model::{SpecialTokens, Tokenizer};
+
+pub(super) struct TokenizerWithTrie {
+    tokenizer: Arc<Tokenizer>,
+    trie: TokTrie,
+}
+
+impl TokenizerWithTrie {
+    /// `vocabulary_size` is the width of the model's logits; ids without text get no bytes, so nothing allows them.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocabulary_size: usize, eos: &[u32]) -> Self {
+        let size = u32::try_from(vocabulary_size).expect("token ids have 32 bits");
+        let words: Vec<Vec<u8>> = (0..size).map(|id| trie_bytes(&tokenizer, id)).collect();
+        let eos: Vec<u32> = eos.iter().copied().filter(|id| *id < size).collect();
+        let mut trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
+        if !eos.is_empty() {
+            trie = trie.with_eos_tokens(&eos);
+        }
+        TokenizerWithTrie { tokenizer, trie }
+    }
+
+    fn tokenize_text(&self, text: &str) -> Vec<TokenId> {
+        let exact = self.tokenizer.encode(text, SpecialTokens::Literal).ok().filter(|ids| {
+            let bytes = ids.iter().flat_map(|id| self.tokenizer.token_bytes(*id).unwrap_or_default());
+            bytes.eq(text.as_bytes()) && ids.iter().all(|id| (*id as usize) < self.trie.vocab_size())
+        });
+        exact.unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
+    }
+}
+
+impl TokenizerEnv for TokenizerWithTrie {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| self.tokenize_text(text))
+    }
+}
+
+fn trie_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+    if !tokenizer.is_special(id) {
+        return bytes.to_vec();
+    }
+    let text = tokenizer.token_text(id).unwrap_or_default();
+    [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat()
+}

@@ -1,0 +1,143 @@
+//! From token ids to text, incrementally, with stop strings.
+//!
+//! Invariant: the text given out so far plus what `finish` gives is the final text, and the final text is the same for
+//! every grouping of the same tokens. A stop string ends the text at the match that completes first (of several that
+//! complete together, the one that began first); the match is not part of the text. To know that, text which may be
+//! the beginning of a stop string is held back.
+
+use std::sync::Arc;
+
+use skep_model::{TokenDecoder, Tokenizer};
+
+/// The text of one generation.
+pub(crate) struct Detokeniser {
+    decoder: TokenDecoder,
+    stops: StopStrings,
+}
+
+/// New text, and the stop string that ended it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delta {
+    pub text: String,
+    pub stopped: Option<String>,
+}
+
+impl Detokeniser {
+    pub fn new(tokenizer: &Arc<Tokenizer>, keep_special: bool, stops: Vec<String>) -> Self {
+        Detokeniser {
+            decoder: TokenDecoder::new(tokenizer.clone(), !keep_special),
+            stops: StopStrings::new(stops),
+        }
+    }
+
+    pub fn push(&mut self, token: u32) -> Delta {
+        self.stops.push(&self.decoder.push(token))
+    }
+
+    /// Releases what was held back. A stop string may be completed by it.
+    pub fn finish(&mut self) -> Delta {
+        let rest = self.decoder.finish();
+        let mut delta = self.stops.push(&rest);
+        delta.text.push_str(&self.stops.finish());
+        delta
+    }
+}
+
+/// Cuts text at stop strings.
+#[derive(Debug)]
+struct StopStrings {
+    stops: Vec<String>,
+    held: String,
+    stopped: bool,
+}
+
+impl StopStrings {
+    fn new(stops: Vec<String>) -> Self {
+        StopStrings { stops, held: String::new(), stopped: false }
+    }
+
+    fn push(&mut self, text: &str) -> Delta {
+        if self.stopped {
+            return Delta::default();
+        }
+        self.held.push_str(text);
+        let first = self.stops.iter().filter_map(|stop| {
+            let start = self.held.find(stop.as_str())?;
+            Some((start + stop.len(), start, stop))
+        });
+        if let Some((_, start, stop)) = first.min() {
+            let stopped = Some(stop.clone());
+            self.held.truncate(start);
+            self.stopped = true;
+            return Delta { text: std::mem::take(&mut self.held), stopped };
+        }
+        let keep = self.stops.iter().map(|stop| partial_match(&self.held, stop)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        Delta { text: std::mem::replace(&mut self.held, rest), stopped: None }
+    }
+
+    fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Bytes at the end of `text` that are a proper beginning of `stop`, as many as possible.
+fn partial_match(text: &str, stop: &str) -> usize {
+    let longest = stop.len().saturating_sub(1).min(text.len());
+    (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds `text` in pieces that end at the given characters and gives the joined text and the stop.
+    fn run(stops: &[&str], text: &str, cuts: u32) -> (String, Option<String>) {
+        let mut cutter = StopStrings::new(stops.iter().map(|stop| stop.to_string()).collect());
+        let (mut joined, mut stopped, mut piece) = (String::new(), None, String::new());
+        for (index, character) in text.chars().enumerate() {
+            piece.push(character);
+            if cuts >> (index % 32) & 1 == 1 {
+                let delta = cutter.push(&std::mem::take(&mut piece));
+                joined += &delta.text;
+                stopped = stopped.or(delta.stopped);
+            }
+        }
+        let delta = cutter.push(&piece);
+        joined += &delta.text;
+        stopped = stopped.or(delta.stopped);
+        (joined + &cutter.finish(), stopped)
+    }
+
+    #[test]
+    fn every_chunking_gives_the_same_text() {
+        let cases: [(&[&str], &str, &str, Option<&str>); 8] = [
+            (&[], "plain text", "plain text", None),
+            (&["STOP"], "abSTOPcd", "ab", Some("STOP")),
+            (&["STOP"], "abSTO", "abSTO", None),
+            (&["aab"], "aaaab-", "aa", Some("aab")),
+            (&["abc", "b"], "xabc", "xa", Some("b")),
+            (&["bc", "abc"], "xabc", "x", Some("abc")),
+            (&["é!"], "café!s", "caf", Some("é!")),
+            (&["\n\n"], "a\nb\n\nc", "a\nb", Some("\n\n")),
+        ];
+        for (stops, text, expected, stop) in cases {
+            for cuts in 0..1 << text.chars().count().min(12) {
+                let (joined, stopped) = run(stops, text, cuts);
+                assert_eq!(
+                    (joined.as_str(), stopped.as_deref()),
+                    (expected, stop),
+                    "{text:?} cut at {cuts:b}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_may_begin_a_stop_string_is_held_back() {
+        let mut cutter = StopStrings::new(vec!["</end>".to_string()]);
+        assert_eq!(cutter.push("hello <").text, "hello ");
+        assert_eq!(cutter.push("/en").text, "");
+        assert_eq!(cutter.push("x").text, "</enx");
+    }
+}

@@ -1,0 +1,46 @@
+//! What can go wrong between asking for tokens and getting them. Every variant says what to do next: wait, shorten,
+//! correct a parameter, or give up. It knows nothing of HTTP statuses or WIT variants; those crates translate.
+
+use skep_model::ModelError;
+
+/// Why a generation was refused or broke off.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The queue is full. The estimate is the time until a place is likely to be free.
+    #[error("the engine's queue is full; try again in {retry_after_ms} ms")]
+    Busy { retry_after_ms: u32 },
+    /// The request could never run: it needs more tokens than the context (or the whole KV cache) holds.
+    #[error(
+        "{prompt} prompt tokens and {requested} more do not fit the context of {limit} tokens; shorten the prompt or lower max_tokens"
+    )]
+    ContextOverflow { limit: usize, prompt: usize, requested: usize },
+    /// A parameter has a value that makes no sense.
+    #[error("`{parameter}`: {message}")]
+    InvalidRequest { parameter: String, message: String },
+    /// A schema, regular expression or grammar cannot be compiled; the message names the keyword or the place.
+    #[error("the output constraint cannot be compiled: {message}")]
+    Constraint { message: String },
+    /// No engine serves a model of this name.
+    #[error("no model is called `{name}`; there are: {}", known.join(", "))]
+    ModelUnknown { name: String, known: Vec<String> },
+    /// Constrained output was cut off before it was complete.
+    #[error("the output was cut off before it was complete; raise max_tokens")]
+    Truncated,
+    #[error("the request was cancelled")]
+    Cancelled,
+    #[error("the deadline passed before the output was complete")]
+    DeadlineExceeded,
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The engine could not go on with this request; later requests may work.
+    #[error("the generation failed: {0}")]
+    Failed(String),
+}
+
+impl EngineError {
+    pub(crate) fn invalid(parameter: &str, message: impl Into<String>) -> Self {
+        EngineError::InvalidRequest { parameter: parameter.to_string(), message: message.into() }
+    }
+}

@@ -1,0 +1,76 @@
+//! What a generation reports while it runs. The texts of all tokens and the held-back rest, joined, are exactly the
+//! final text, however the tokens were grouped into steps.
+
+/// In this order: `Started`, `PromptLogprobs` if asked for, any number of `Token`, `Finished`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TokenEvent {
+    /// The sequence was admitted. `cached_tokens` of the prompt were found in the KV cache and are not computed again;
+    /// the last prompt token never counts as cached.
+    Started {
+        prompt_tokens: u32,
+        cached_tokens: u32,
+    },
+    /// One entry per prompt token; the first has no predecessor, hence no score.
+    PromptLogprobs(Vec<Option<TokenLogprob>>),
+    Token(Token),
+    Finished(Finished),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    pub id: u32,
+    /// May be empty: bytes are held back until a character is complete and while they may begin a stop string.
+    pub text: String,
+    /// The constraint left no other choice, so the token was appended without sampling.
+    pub forced: bool,
+    pub logprob: Option<TokenLogprob>,
+}
+
+/// A log-probability under the model's own distribution, before temperature, penalties and masks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    pub id: u32,
+    pub logprob: f32,
+    pub top: Vec<(u32, f32)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub reason: FinishReason,
+    /// Text that was held back and belongs to the output after all.
+    pub text_rest: String,
+    pub usage: Usage,
+    pub timing: Timing,
+    /// All ids produced, the end-of-generation token included where it was produced.
+    pub tokens: Vec<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended its output.
+    Eos,
+    /// The text reached this stop string.
+    Stop(String),
+    /// `max_tokens` were produced; constrained output may then be incomplete.
+    Length,
+    /// The constraint is complete and allows nothing more.
+    ConstraintDone,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    pub cached_tokens: u32,
+    /// Sampled and forced tokens.
+    pub completion_tokens: u32,
+    pub forced_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// From submission to admission.
+    pub queue_us: u64,
+    /// From submission to the first sampled token; the total where nothing was sampled.
+    pub first_token_us: u64,
+    pub total_us: u64,
+}

@@ -1,0 +1,144 @@
+//! Who owns which KV page. Every page is free, in the prefix tree, or private to one sequence, never two of these.
+//!
+//! A sequence first borrows the longest cached prefix of its tokens from the tree (locked, so that it cannot be
+//! evicted), then allocates private pages for the rest. As soon as a private page is full and computed it moves into
+//! the tree, still locked by its sequence, so that others with the same beginning can use it at once.
+//!
+//! ```text
+//! sequence:  [ shared page | shared page | shared page ][ private page | private page ]
+//! owner:       prefix tree (locked)                       this sequence
+//! ```
+//!
+//! It knows page numbers and token ids, nothing of requests or of what is in a page.
+
+mod page_allocator;
+mod prefix_tree;
+#[cfg(test)]
+mod tests;
+
+use skep_model::{PAGE_TOKENS, PageId};
+
+use page_allocator::PageAllocator;
+use prefix_tree::{NodeId, PrefixTree};
+
+/// The pages of one sequence: the first `shared` belong to the prefix tree, the rest to the sequence.
+#[derive(Debug, Default)]
+pub(crate) struct SequencePages {
+    pages: Vec<PageId>,
+    shared: usize,
+    lock: Option<NodeId>,
+}
+
+impl SequencePages {
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
+    /// Tokens that the pages have room for.
+    pub fn capacity_tokens(&self) -> usize {
+        self.pages.len() * PAGE_TOKENS
+    }
+}
+
+/// All pages of one engine.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    allocator: PageAllocator,
+    tree: PrefixTree,
+}
+
+impl KvCache {
+    pub fn new(page_count: usize) -> Self {
+        KvCache { allocator: PageAllocator::new(page_count), tree: PrefixTree::default() }
+    }
+
+    pub fn page_count(&self) -> usize {
+        self.allocator.page_count()
+    }
+
+    /// Pages that an allocation could get: free ones and those that the tree would give up.
+    pub fn available_pages(&self) -> usize {
+        self.allocator.free_count() + self.tree.evictable_pages()
+    }
+
+    pub fn cached_pages(&self) -> usize {
+        self.tree.page_count()
+    }
+
+    /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token: that one is
+    /// always computed, because its logits are wanted.
+    pub fn borrow_prefix(&mut self, tenant: &str, tokens: &[u32]) -> SequencePages {
+        let usable = tokens.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+        let Some((node, pages)) = self.tree.longest_prefix(tenant, &tokens[..usable]) else {
+            return SequencePages::default();
+        };
+        self.tree.lock(node);
+        SequencePages { shared: pages.len(), pages, lock: Some(node) }
+    }
+
+    /// Extends a sequence to `page_count` pages, evicting cached ones where needed. All or nothing.
+    pub fn grow(&mut self, sequence: &mut SequencePages, page_count: usize) -> bool {
+        let wanted = page_count.saturating_sub(sequence.pages.len());
+        let missing = wanted.saturating_sub(self.allocator.free_count());
+        if missing > self.tree.evictable_pages() {
+            return false;
+        }
+        self.allocator.release(self.tree.evict(missing));
+        sequence.pages.extend(self.allocator.allocate(wanted).expect("the pages were just made free"));
+        true
+    }
+
+    /// Moves the sequence's full computed pages into the tree. Where the tree already has the same tokens, the
+    /// sequence goes on with the tree's pages and its own copies are freed.
+    pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
+        let full = computed.len() / PAGE_TOKENS;
+        if full <= sequence.shared {
+            return;
+        }
+        let inserted = self.tree.insert(tenant, &computed[..full * PAGE_TOKENS], &sequence.pages[..full]);
+        self.tree.lock(inserted.node);
+        if let Some(previous) = sequence.lock.replace(inserted.node) {
+            self.tree.unlock(previous);
+        }
+        let own = &sequence.pages[sequence.shared..full];
+        let duplicates: Vec<PageId> = own
+            .iter()
+            .zip(&inserted.pages[sequence.shared..])
+            .filter(|(a, b)| a != b)
+            .map(|(a, _)| *a)
+            .collect();
+        self.allocator.release(duplicates);
+        sequence.pages[..full].copy_from_slice(&inserted.pages);
+        sequence.shared = full;
+    }
+
+    /// Ends a sequence's ownership: full computed pages stay in the tree for the next turn, the rest become free.
+    pub fn release(&mut self, tenant: &str, mut sequence: SequencePages, computed: &[u32]) {
+        self.share(tenant, &mut sequence, computed);
+        self.allocator.release(sequence.pages.split_off(sequence.shared));
+        if let Some(node) = sequence.lock {
+            self.tree.unlock(node);
+        }
+    }
+
+    /// Panics unless every page is owned exactly once and the tree's counters are true. `live` is every sequence that
+    /// holds pages.
+    pub fn check_integrity<'a>(&self, live: impl Iterator<Item = &'a SequencePages>) {
+        let mut owners = vec![0u32; self.page_count()];
+        let mut locks = Vec::new();
+        let mut own = |pages: &[PageId]| pages.iter().for_each(|page| owners[page.0 as usize] += 1);
+        own(self.allocator.free_pages());
+        for sequence in live {
+            own(&sequence.pages[sequence.shared..]);
+            locks.extend(sequence.lock);
+        }
+        own(&self.tree.check_integrity(&locks));
+        let wrong = owners.iter().enumerate().find(|(_, count)| **count != 1);
+        assert!(wrong.is_none(), "page {:?} (number, owners) must have exactly one owner", wrong);
+    }
+}
+
+/// Pages that `tokens` tokens take.
+pub(crate) fn pages_for(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE_TOKENS)
+}

@@ -1,0 +1,39 @@
+//! The free pages. Last freed, first used, so that a warm page is used again. It never hands out a page twice.
+
+use skep_model::PageId;
+
+#[derive(Debug)]
+pub(super) struct PageAllocator {
+    free: Vec<PageId>,
+    page_count: usize,
+}
+
+impl PageAllocator {
+    pub fn new(page_count: usize) -> Self {
+        let count = u32::try_from(page_count).expect("the executor numbers its pages with 32 bits");
+        PageAllocator { free: (0..count).rev().map(PageId).collect(), page_count }
+    }
+
+    pub fn page_count(&self) -> usize {
+        self.page_count
+    }
+
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn free_pages(&self) -> &[PageId] {
+        &self.free
+    }
+
+    /// All or nothing.
+    pub fn allocate(&mut self, count: usize) -> Option<Vec<PageId>> {
+        let keep = self.free.len().checked_sub(count)?;
+        Some(self.free.split_off(keep))
+    }
+
+    pub fn release(&mut self, pages: Vec<PageId>) {
+        self.free.extend(pages);
+        debug_assert!(self.free.len() <= self.page_count, "more pages were freed than exist");
+    }
+}

@@ -1,0 +1,301 @@
+//! A radix tree over whole pages of token ids, one root per tenant, so that sequences that begin alike share pages.
+//!
+//! Keys are the tenant's name and the token ids themselves, compared exactly: no hash decides whether two prefixes are
+//! the same. A lock on a node holds all nodes above it; what is unlocked can be evicted, least recently used leaves
+//! first, from their ends. Because a lock covers its ancestors, every unlocked node's descendants are unlocked too, so
+//! all unlocked pages can be reached by evicting leaves.
+//!
+//! When a node is split, the lower part keeps the node's id, so locks that others hold on it stay true.
+
+use std::collections::{BTreeSet, HashMap};
+
+use skep_model::{PAGE_TOKENS, PageId};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct NodeId(usize);
+
+/// The ids of one page; the edge to a child is labelled by the child's first page.
+type PageKey = [u32; PAGE_TOKENS];
+
+#[derive(Debug)]
+struct Node {
+    parent: Parent,
+    tokens: Vec<u32>,
+    pages: Vec<PageId>,
+    children: HashMap<PageKey, NodeId>,
+    locks: usize,
+    used: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Parent {
+    /// This node is the root of a tenant; it holds no pages.
+    Tenant(String),
+    Node(NodeId),
+}
+
+/// What an insertion found or made.
+pub(super) struct Inserted {
+    pub node: NodeId,
+    /// The pages that now stand for the inserted tokens: the given ones where they were new, the tree's where not.
+    pub pages: Vec<PageId>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct PrefixTree {
+    roots: HashMap<String, NodeId>,
+    nodes: Vec<Option<Node>>,
+    vacant: Vec<NodeId>,
+    /// Unlocked leaves with pages, least recently used first.
+    leaves: BTreeSet<(u64, NodeId)>,
+    clock: u64,
+    page_count: usize,
+    evictable_pages: usize,
+}
+
+impl PrefixTree {
+    pub fn page_count(&self) -> usize {
+        self.page_count
+    }
+
+    pub fn evictable_pages(&self) -> usize {
+        self.evictable_pages
+    }
+
+    /// The node at which the longest cached prefix of `tokens` (whole pages) ends, and the pages of that prefix.
+    pub fn longest_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Option<(NodeId, Vec<PageId>)> {
+        let root = *self.roots.get(tenant)?;
+        let (node, pages) = self.descend(root, tokens);
+        (!pages.is_empty()).then_some((node, pages))
+    }
+
+    /// Makes `tokens` (whole pages) a path in the tenant's tree.
+    pub fn insert(&mut self, tenant: &str, tokens: &[u32], pages: &[PageId]) -> Inserted {
+        debug_assert!(!pages.is_empty() && tokens.len() == pages.len() * PAGE_TOKENS);
+        let root = match self.roots.get(tenant) {
+            Some(root) => *root,
+            None => {
+                let root = self.add(Parent::Tenant(tenant.to_string()), Vec::new(), Vec::new());
+                self.roots.insert(tenant.to_string(), root);
+                root
+            }
+        };
+        let (node, mut found) = self.descend(root, tokens);
+        if found.len() == pages.len() {
+            return Inserted { node, pages: found };
+        }
+        let rest = &tokens[found.len() * PAGE_TOKENS..];
+        let new = &pages[found.len()..];
+        self.unlist(node);
+        let leaf = self.add(Parent::Node(node), rest.to_vec(), new.to_vec());
+        self.node_mut(node).children.insert(first_page(rest), leaf);
+        self.page_count += new.len();
+        self.evictable_pages += new.len();
+        self.list(leaf);
+        found.extend_from_slice(new);
+        Inserted { node: leaf, pages: found }
+    }
+
+    /// Protects a node and everything above it from eviction.
+    pub fn lock(&mut self, node: NodeId) {
+        self.walk_up(node, |tree, id| {
+            if tree.node(id).locks == 0 {
+                tree.unlist(id);
+                tree.evictable_pages -= tree.node(id).pages.len();
+            }
+            tree.node_mut(id).locks += 1;
+        });
+    }
+
+    /// Undoes one `lock`.
+    pub fn unlock(&mut self, node: NodeId) {
+        self.walk_up(node, |tree, id| {
+            let locks = &mut tree.node_mut(id).locks;
+            *locks = locks.checked_sub(1).expect("every unlock follows a lock");
+            if *locks == 0 {
+                tree.evictable_pages += tree.node(id).pages.len();
+                tree.list(id);
+            }
+        });
+    }
+
+    /// Gives up `count` pages, least recently used leaves first. The caller has checked that so many are evictable.
+    pub fn evict(&mut self, count: usize) -> Vec<PageId> {
+        let mut evicted = Vec::with_capacity(count);
+        while evicted.len() < count {
+            let Some(&(_, id)) = self.leaves.first() else { break };
+            let wanted = count - evicted.len();
+            let node = self.node_mut(id);
+            let keep = node.pages.len().saturating_sub(wanted);
+            let gone = node.pages.split_off(keep);
+            node.tokens.truncate(keep * PAGE_TOKENS);
+            self.page_count -= gone.len();
+            self.evictable_pages -= gone.len();
+            // Pages come from the end of the leaf, so that the rest is still a prefix.
+            evicted.extend(gone);
+            if keep == 0 {
+                self.remove_leaf(id);
+            }
+        }
+        evicted
+    }
+
+    /// Panics if a counter or link is wrong; gives all pages of the tree. `locks` are the nodes that are locked.
+    pub fn check_integrity(&self, locks: &[NodeId]) -> Vec<PageId> {
+        let mut expected_locks = vec![0; self.nodes.len()];
+        for &lock in locks {
+            let mut next = Some(lock);
+            while let Some(id) = next {
+                expected_locks[id.0] += 1;
+                next = self.parent(id);
+            }
+        }
+        let (mut pages, mut evictable) = (Vec::new(), 0);
+        for (index, node) in self.nodes.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let id = NodeId(index);
+            assert_eq!(node.locks, expected_locks[index], "locks of {id:?}");
+            assert_eq!(node.tokens.len(), node.pages.len() * PAGE_TOKENS, "tokens of {id:?}");
+            match &node.parent {
+                Parent::Tenant(tenant) => assert_eq!(self.roots.get(tenant), Some(&id)),
+                Parent::Node(parent) => {
+                    assert_eq!(self.node(*parent).children.get(&first_page(&node.tokens)), Some(&id));
+                }
+            }
+            assert_eq!(
+                self.leaves.contains(&(node.used, id)),
+                self.is_evictable_leaf(id),
+                "listing of {id:?}"
+            );
+            evictable += if node.locks == 0 { node.pages.len() } else { 0 };
+            pages.extend_from_slice(&node.pages);
+        }
+        assert_eq!(pages.len(), self.page_count, "pages in the tree");
+        assert_eq!(evictable, self.evictable_pages, "evictable pages");
+        pages
+    }
+
+    /// Follows `tokens` as far as whole pages match, splitting a node in which they part. Marks the path as used.
+    fn descend(&mut self, root: NodeId, tokens: &[u32]) -> (NodeId, Vec<PageId>) {
+        self.clock += 1;
+        let (mut at, mut pages) = (root, Vec::new());
+        loop {
+            self.touch(at);
+            let rest = &tokens[pages.len() * PAGE_TOKENS..];
+            if rest.is_empty() {
+                return (at, pages);
+            }
+            let Some(&child) = self.node(at).children.get(&first_page(rest)) else { return (at, pages) };
+            let matched = matching_pages(&self.node(child).tokens, rest);
+            at = if matched < self.node(child).pages.len() { self.split(child, matched) } else { child };
+            pages.extend_from_slice(&self.node(at).pages);
+        }
+    }
+
+    /// Cuts a node after `keep` pages and gives the new upper part; the lower part keeps the id.
+    fn split(&mut self, id: NodeId, keep: usize) -> NodeId {
+        let node = self.node_mut(id);
+        let lower_tokens = node.tokens.split_off(keep * PAGE_TOKENS);
+        let upper_tokens = std::mem::replace(&mut node.tokens, lower_tokens);
+        let lower_pages = node.pages.split_off(keep);
+        let upper_pages = std::mem::replace(&mut node.pages, lower_pages);
+        let (locks, used, parent) = (node.locks, node.used, node.parent.clone());
+        let (upper_key, lower_key) = (first_page(&upper_tokens), first_page(&node.tokens));
+        let Parent::Node(above) = parent else { unreachable!("a tenant's root holds no pages to split") };
+        let upper = self.add(Parent::Node(above), upper_tokens, upper_pages);
+        self.node_mut(above).children.insert(upper_key, upper);
+        self.node_mut(id).parent = Parent::Node(upper);
+        let node = self.node_mut(upper);
+        node.children.insert(lower_key, id);
+        (node.locks, node.used) = (locks, used);
+        upper
+    }
+
+    fn touch(&mut self, id: NodeId) {
+        self.unlist(id);
+        self.node_mut(id).used = self.clock;
+        self.list(id);
+    }
+
+    fn remove_leaf(&mut self, id: NodeId) {
+        self.unlist(id);
+        let node = self.nodes[id.0].take().expect("a listed leaf exists");
+        self.vacant.push(id);
+        match node.parent {
+            Parent::Tenant(tenant) => {
+                self.roots.remove(&tenant);
+            }
+            Parent::Node(parent) => {
+                self.node_mut(parent).children.retain(|_, child| *child != id);
+                let above = self.node(parent);
+                if above.children.is_empty() && above.pages.is_empty() && above.locks == 0 {
+                    self.remove_leaf(parent);
+                } else {
+                    self.list(parent);
+                }
+            }
+        }
+    }
+
+    fn is_evictable_leaf(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        node.locks == 0 && node.children.is_empty() && !node.pages.is_empty()
+    }
+
+    fn list(&mut self, id: NodeId) {
+        if self.is_evictable_leaf(id) {
+            self.leaves.insert((self.node(id).used, id));
+        }
+    }
+
+    fn unlist(&mut self, id: NodeId) {
+        let used = self.node(id).used;
+        self.leaves.remove(&(used, id));
+    }
+
+    fn walk_up(&mut self, node: NodeId, mut visit: impl FnMut(&mut Self, NodeId)) {
+        let mut next = Some(node);
+        while let Some(id) = next {
+            visit(self, id);
+            next = self.parent(id);
+        }
+    }
+
+    fn parent(&self, id: NodeId) -> Option<NodeId> {
+        match self.node(id).parent {
+            Parent::Tenant(_) => None,
+            Parent::Node(parent) => Some(parent),
+        }
+    }
+
+    fn add(&mut self, parent: Parent, tokens: Vec<u32>, pages: Vec<PageId>) -> NodeId {
+        let node = Node { parent, tokens, pages, children: HashMap::new(), locks: 0, used: self.clock };
+        match self.vacant.pop() {
+            Some(id) => {
+                self.nodes[id.0] = Some(node);
+                id
+            }
+            None => {
+                self.nodes.push(Some(node));
+                NodeId(self.nodes.len() - 1)
+            }
+        }
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.0].as_ref().expect("ids are only kept for nodes that exist")
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.0].as_mut().expect("ids are only kept for nodes that exist")
+    }
+}
+
+fn first_page(tokens: &[u32]) -> PageKey {
+    tokens[..PAGE_TOKENS].try_into().expect("keys are whole pages")
+}
+
+/// Whole pages at the beginning of both.
+fn matching_pages(a: &[u32], b: &[u32]) -> usize {
+    a.chunks_exact(PAGE_TOKENS).zip(b.chunks_exact(PAGE_TOKENS)).take_while(|(a, b)| a == b).count()
+}

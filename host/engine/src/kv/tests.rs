@@ -1,0 +1,158 @@
+//! Behaviour of the KV cache, and random operations after each of which every page has exactly one owner.
+
+use super::*;
+
+/// A small deterministic generator, so that a failure names its seed and can be run again.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % sides as u64) as usize
+    }
+}
+
+fn pages_of_tokens(pages: &[u32]) -> Vec<u32> {
+    pages.iter().flat_map(|page| (0..PAGE_TOKENS as u32).map(move |i| page * 100 + i)).collect()
+}
+
+/// Runs a sequence over all tokens and leaves its pages in the tree.
+fn warm(kv: &mut KvCache, tenant: &str, tokens: &[u32]) {
+    let mut sequence = kv.borrow_prefix(tenant, tokens);
+    assert!(kv.grow(&mut sequence, pages_for(tokens.len())));
+    kv.release(tenant, sequence, tokens);
+}
+
+fn borrowed_pages(kv: &mut KvCache, tenant: &str, tokens: &[u32]) -> usize {
+    let sequence = kv.borrow_prefix(tenant, tokens);
+    let count = sequence.pages().len();
+    kv.release(tenant, sequence, &tokens[..count * PAGE_TOKENS]);
+    count
+}
+
+#[test]
+fn the_next_turn_finds_the_pages_of_the_last() {
+    let mut kv = KvCache::new(16);
+    let mut tokens = pages_of_tokens(&[1, 2, 3]);
+    warm(&mut kv, "t", &tokens);
+    tokens.push(7);
+    assert_eq!(borrowed_pages(&mut kv, "t", &tokens), 3);
+}
+
+#[test]
+fn the_last_token_is_never_borrowed() {
+    let mut kv = KvCache::new(16);
+    let tokens = pages_of_tokens(&[1, 2]);
+    warm(&mut kv, "t", &tokens);
+    assert_eq!(borrowed_pages(&mut kv, "t", &tokens), 1);
+    assert_eq!(borrowed_pages(&mut kv, "t", &tokens[..1]), 0);
+}
+
+#[test]
+fn tenants_do_not_share() {
+    let mut kv = KvCache::new(16);
+    let tokens = pages_of_tokens(&[1, 2, 3]);
+    warm(&mut kv, "one", &tokens);
+    assert_eq!(borrowed_pages(&mut kv, "two", &tokens), 0);
+}
+
+#[test]
+fn prefixes_that_part_inside_a_node_share_its_beginning() {
+    let mut kv = KvCache::new(16);
+    warm(&mut kv, "t", &pages_of_tokens(&[1, 2, 3, 4]));
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9])), 2);
+    warm(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9]));
+    assert_eq!(kv.cached_pages(), 6);
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 3, 4, 5])), 4);
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9, 5])), 4);
+    kv.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn a_copy_of_cached_pages_is_freed_and_the_cached_ones_are_used() {
+    let mut kv = KvCache::new(16);
+    let tokens = pages_of_tokens(&[1, 2]);
+    let mut first = kv.borrow_prefix("t", &tokens);
+    let mut second = kv.borrow_prefix("t", &tokens);
+    assert!(kv.grow(&mut first, 2) && kv.grow(&mut second, 2));
+    kv.share("t", &mut first, &tokens);
+    kv.share("t", &mut second, &tokens);
+    assert_eq!(first.pages(), second.pages());
+    assert_eq!(kv.cached_pages(), 2);
+    kv.check_integrity([&first, &second].into_iter());
+}
+
+#[test]
+fn borrowed_pages_are_not_evicted_and_the_least_recently_used_go_first() {
+    let mut kv = KvCache::new(6);
+    let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
+    warm(&mut kv, "t", &old);
+    warm(&mut kv, "t", &young);
+    let held = kv.borrow_prefix("t", &pages_of_tokens(&[3, 4, 5]));
+    let mut other = SequencePages::default();
+    assert!(!kv.grow(&mut other, 5), "only four pages are free or evictable");
+    assert!(kv.grow(&mut other, 3));
+    assert_eq!(kv.cached_pages(), 3, "one page of the older prefix went");
+    assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 5])), 1);
+    kv.check_integrity([&held, &other].into_iter());
+}
+
+#[test]
+fn a_tenant_without_pages_leaves_no_trace() {
+    let mut kv = KvCache::new(4);
+    warm(&mut kv, "gone", &pages_of_tokens(&[1, 2, 3, 4]));
+    let mut other = SequencePages::default();
+    assert!(kv.grow(&mut other, 4));
+    assert_eq!(kv.cached_pages(), 0);
+    kv.release("t", other, &[]);
+    assert_eq!(kv.available_pages(), 4);
+    kv.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn random_operations_keep_every_page_owned_once() {
+    for seed in 0..60 {
+        let mut dice = Dice(seed);
+        let mut kv = KvCache::new(24);
+        let mut live: Vec<(String, Vec<u32>, usize, SequencePages)> = Vec::new();
+        for _ in 0..400 {
+            match dice.roll(5) {
+                0 if live.len() < 6 => {
+                    let tenant = ["a", "b"][dice.roll(2)].to_string();
+                    let length = 1 + dice.roll(7);
+                    let pages: Vec<u32> = (0..length).map(|_| dice.roll(2) as u32).collect();
+                    let mut tokens = pages_of_tokens(&pages);
+                    tokens.truncate(tokens.len() - dice.roll(PAGE_TOKENS));
+                    let borrowed = kv.borrow_prefix(&tenant, &tokens);
+                    let computed = borrowed.capacity_tokens();
+                    assert!(computed < tokens.len());
+                    live.push((tenant, tokens, computed, borrowed));
+                }
+                1 | 2 if !live.is_empty() => {
+                    let at = dice.roll(live.len());
+                    let (tenant, tokens, computed, pages) = &mut live[at];
+                    let to = (*computed + 1 + dice.roll(40)).min(tokens.len());
+                    if kv.grow(pages, pages_for(to)) {
+                        *computed = to.max(*computed);
+                        kv.share(tenant, pages, &tokens[..*computed]);
+                    }
+                }
+                3 if !live.is_empty() => {
+                    let at = dice.roll(live.len());
+                    let (tenant, tokens, computed, pages) = live.swap_remove(at);
+                    kv.release(&tenant, pages, &tokens[..computed]);
+                }
+                _ => {}
+            }
+            kv.check_integrity(live.iter().map(|(_, _, _, pages)| pages));
+        }
+        for (tenant, tokens, computed, pages) in live.drain(..) {
+            kv.release(&tenant, pages, &tokens[..computed]);
+        }
+        kv.check_integrity(std::iter::empty());
+        assert_eq!(kv.available_pages(), 24, "seed {seed}");
+    }
+}

@@ -1,0 +1,133 @@
+//! What a caller asks of the engine. A request is plain data: nothing in it refers to a running engine, and everything
+//! in it is checked against the model's limits before it is queued.
+
+use std::time::Instant;
+
+use serde_json::Value;
+use skep_model::Sampling;
+
+use crate::{EngineError, ModelInfo};
+
+/// Bounds on what one request may carry.
+const MAX_STOP_STRINGS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_TOP_LOGPROBS: u32 = 32;
+
+/// Who asks. The tenant separates prefix caches: pages are never shared between tenants.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Affinity {
+    pub tenant: String,
+    pub agent: Option<String>,
+    pub session: Option<String>,
+}
+
+/// Interactive work is admitted and prefilled before background work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    #[default]
+    Interactive,
+    Background,
+}
+
+/// What the output must look like.
+///
+/// JSON is generated in one spelling, with one space after `:` and `,` and no other white space, so that a small model
+/// cannot spend its tokens on blank lines. The spelling also makes most of the punctuation forced, hence free.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constraint {
+    /// A JSON Schema; a keyword that cannot be enforced is an error, never ignored.
+    JsonSchema(Value),
+    /// Any JSON object.
+    JsonObject,
+    /// A regular expression (Rust's syntax) that the whole output matches.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+/// One generation.
+#[derive(Debug, Clone)]
+pub struct GenerateRequest {
+    pub prompt: Vec<u32>,
+    pub sampling: Sampling,
+    /// Same seed, prompt and sampling: same draws, whatever else is in the batch. `None`: a random seed.
+    pub seed: Option<u64>,
+    /// `None`: to the end of the context. `Some(0)`: prefill (and score) only.
+    pub max_tokens: Option<usize>,
+    /// Generation ends when the text contains one of these; the stop string is not part of the text.
+    pub stop: Vec<String>,
+    /// End-of-generation tokens are never drawn, so the output has exactly `max_tokens` tokens.
+    pub ignore_eos: bool,
+    pub constraint: Option<Constraint>,
+    /// `Some(n)`: the log-probability of each sampled token and of the `n` likeliest. Forced tokens have none.
+    pub top_logprobs: Option<u32>,
+    /// `Some(n)`: score the prompt too. Every prompt position is then computed (no prefix is reused), in chunks no
+    /// longer than the executor's logit rows.
+    pub prompt_logprobs: Option<u32>,
+    /// The text contains the text of special tokens.
+    pub keep_special: bool,
+    pub affinity: Affinity,
+    pub priority: Priority,
+    /// `None`: the engine's default.
+    pub deadline: Option<Instant>,
+}
+
+impl GenerateRequest {
+    pub fn new(prompt: Vec<u32>) -> Self {
+        GenerateRequest {
+            prompt,
+            sampling: Sampling::default(),
+            seed: None,
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+            constraint: None,
+            top_logprobs: None,
+            prompt_logprobs: None,
+            keep_special: false,
+            affinity: Affinity::default(),
+            priority: Priority::default(),
+            deadline: None,
+        }
+    }
+
+    /// Checks the request against the model and gives the number of tokens it may produce. `limit` is the longest
+    /// sequence that can ever run: the context, or the whole KV cache where that is smaller.
+    pub(crate) fn validate(&self, model: &ModelInfo, limit: usize) -> Result<usize, EngineError> {
+        let prompt = self.prompt.len();
+        if prompt == 0 {
+            return Err(EngineError::invalid("prompt", "it is empty; give at least one token"));
+        }
+        if let Some(id) = self.prompt.iter().find(|id| **id as usize >= model.vocabulary_size) {
+            let message = format!("token id {id} is outside the vocabulary of {}", model.vocabulary_size);
+            return Err(EngineError::invalid("prompt", message));
+        }
+        self.sampling.validate().map_err(|message| EngineError::invalid("sampling", message))?;
+        if let Some((id, _)) =
+            self.sampling.logit_bias.iter().find(|(id, _)| *id as usize >= model.vocabulary_size)
+        {
+            let message = format!("token id {id} is outside the vocabulary of {}", model.vocabulary_size);
+            return Err(EngineError::invalid("logit_bias", message));
+        }
+        if self.stop.len() > MAX_STOP_STRINGS {
+            let message = format!("{} stop strings; at most {MAX_STOP_STRINGS} are allowed", self.stop.len());
+            return Err(EngineError::invalid("stop", message));
+        }
+        if self.stop.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
+            let message = format!("a stop string is empty or longer than {MAX_STOP_BYTES} bytes");
+            return Err(EngineError::invalid("stop", message));
+        }
+        for (parameter, top) in
+            [("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs)]
+        {
+            if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+                return Err(EngineError::invalid(parameter, format!("at most {MAX_TOP_LOGPROBS}")));
+            }
+        }
+        let requested = self.max_tokens.unwrap_or(1);
+        match prompt.checked_add(requested) {
+            Some(total) if total <= limit => Ok(self.max_tokens.unwrap_or(limit - prompt)),
+            _ => Err(EngineError::ContextOverflow { limit, prompt, requested }),
+        }
+    }
+}

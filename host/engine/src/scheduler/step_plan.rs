@@ -1,0 +1,39 @@
+//! What one step may hold and what it will hold.
+
+use skep_model::ExecutorLimits;
+
+use crate::sequence::SequenceId;
+use crate::{EngineError, EngineOptions};
+
+/// Bounds of a step, from the operator's options and the executor's limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepLimits {
+    pub tokens: usize,
+    pub sequences: usize,
+    pub logit_rows: usize,
+    pub page_count: usize,
+}
+
+impl StepLimits {
+    /// Every running sequence can decode in every step, so there are no more of them than tokens or logit rows.
+    pub fn new(options: &EngineOptions, limits: &ExecutorLimits) -> Result<Self, EngineError> {
+        let tokens = options.step_tokens.min(limits.max_batch_tokens);
+        let sequences =
+            options.max_sequences.min(limits.max_sequences).min(tokens).min(limits.max_logit_rows);
+        if sequences == 0 || limits.page_count == 0 {
+            let message = format!(
+                "max_sequences {}, step_tokens {} and the executor's limits {limits:?} leave room for no sequence",
+                options.max_sequences, options.step_tokens
+            );
+            return Err(EngineError::invalid("max_sequences", message));
+        }
+        Ok(StepLimits { tokens, sequences, logit_rows: limits.max_logit_rows, page_count: limits.page_count })
+    }
+}
+
+/// The next `tokens` pending tokens of a sequence, for which pages have been allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlannedSequence {
+    pub id: SequenceId,
+    pub tokens: usize,
+}

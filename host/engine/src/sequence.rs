@@ -1,0 +1,306 @@
+//! One generation from submission to its end: its tokens, text, constraint and what its caller was told.
+//!
+//! Invariant: whatever happens, the caller's stream ends with `Finished` or an error, once. It knows how far it has
+//! been computed and which pages it holds, but does not decide what is computed when.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skep_model::{RowOutput, Tokenizer};
+
+use crate::constraint::{OutputConstraint, TokenMask};
+use crate::detokenise::Detokeniser;
+use crate::engine_loop::Submission;
+use crate::kv::SequencePages;
+use crate::stream::EventSender;
+use crate::telemetry::{QueuePlace, Telemetry, TokenKind};
+use crate::{
+    EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob, Usage,
+};
+
+/// Counts up in the order of submission, so a greater id is a younger sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SequenceId(pub u64);
+
+/// What all sequences of an engine share.
+pub(crate) struct SequenceContext {
+    pub tokenizer: Arc<Tokenizer>,
+    pub eos: Vec<u32>,
+    pub telemetry: Arc<Telemetry>,
+}
+
+pub(crate) struct Sequence {
+    pub id: SequenceId,
+    /// The prompt has moved into `tokens`.
+    pub request: GenerateRequest,
+    /// Prompt and output.
+    pub tokens: Vec<u32>,
+    /// Tokens whose keys and values are in the pages.
+    pub computed: usize,
+    pub pages: SequencePages,
+    pub seed: u64,
+    context: Arc<SequenceContext>,
+    prompt_len: usize,
+    max_tokens: usize,
+    constraint: Option<OutputConstraint>,
+    text: Detokeniser,
+    events: EventSender,
+    /// Scores of the prompt so far, where they were asked for; the first entry is there from the start.
+    scores: Option<Vec<Option<TokenLogprob>>>,
+    cached_tokens: usize,
+    forced_tokens: usize,
+    submitted: Instant,
+    deadline: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    place: Option<QueuePlace>,
+}
+
+impl Sequence {
+    pub fn new(id: SequenceId, submission: Submission, context: &Arc<SequenceContext>) -> Self {
+        let Submission { mut request, max_tokens, matcher, events, submitted, deadline, place } = submission;
+        let tokens = std::mem::take(&mut request.prompt);
+        let stop = std::mem::take(&mut request.stop);
+        Sequence {
+            id,
+            prompt_len: tokens.len(),
+            tokens,
+            computed: 0,
+            pages: SequencePages::default(),
+            seed: request.seed.unwrap_or_else(rand::random),
+            context: context.clone(),
+            max_tokens,
+            constraint: matcher,
+            text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
+            events,
+            scores: request.prompt_logprobs.map(|_| vec![None]),
+            cached_tokens: 0,
+            forced_tokens: 0,
+            submitted,
+            deadline,
+            admitted: None,
+            first_token: None,
+            last_token: None,
+            place: Some(place),
+            request,
+        }
+    }
+
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
+    }
+
+    pub fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// Tokens that are known but not computed.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Tokens that it may still produce.
+    pub fn tokens_left(&self) -> usize {
+        self.max_tokens - self.output().len()
+    }
+
+    /// The first position whose row must still be scored.
+    pub fn next_scored_row(&self) -> Option<usize> {
+        let scored = self.scores.as_ref()?.len();
+        (scored < self.prompt_len).then_some(scored - 1)
+    }
+
+    /// Tokens of which a cached prefix may be used: rows that must be scored have to be computed.
+    pub fn reusable_tokens(&self) -> &[u32] {
+        &self.tokens[..self.next_scored_row().map_or(self.tokens.len(), |row| row + 1)]
+    }
+
+    /// Ids that are never drawn.
+    pub fn banned(&self) -> &[u32] {
+        if self.request.ignore_eos { &self.context.eos } else { &[] }
+    }
+
+    /// Why the sequence must end before its next step, if it must.
+    pub fn interruption(&self, now: Instant) -> Option<EngineError> {
+        if self.events.is_closed() {
+            return Some(EngineError::Cancelled);
+        }
+        (now >= self.deadline).then_some(EngineError::DeadlineExceeded)
+    }
+
+    /// The sequence starts to run (again) with `pages` of which all are computed. On the first time the caller is
+    /// told, and what the constraint forces at the very beginning joins the prompt's prefill.
+    pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
+        self.computed = pages.capacity_tokens();
+        self.pages = pages;
+        if self.admitted.is_some() {
+            return Ok(None);
+        }
+        let now = Instant::now();
+        self.admitted = Some(now);
+        self.place = None;
+        self.cached_tokens = self.computed;
+        let telemetry = &self.context.telemetry;
+        telemetry.record_queue_time(now.saturating_duration_since(self.submitted));
+        telemetry.record_tokens(TokenKind::Prompt, self.prompt_len);
+        telemetry.record_tokens(TokenKind::Cached, self.cached_tokens);
+        self.emit(Ok(TokenEvent::Started {
+            prompt_tokens: count(self.prompt_len),
+            cached_tokens: count(self.cached_tokens),
+        }));
+        if self.max_tokens == 0 || self.scores.is_some() { Ok(None) } else { self.append_forced() }
+    }
+
+    /// The pages are taken away; the sequence will compute again what is not cached then.
+    pub fn give_up_pages(&mut self) -> SequencePages {
+        self.computed = 0;
+        std::mem::take(&mut self.pages)
+    }
+
+    /// The mask for the next token, or `None` where everything is allowed.
+    pub fn mask(&mut self) -> Result<Option<TokenMask>, EngineError> {
+        self.constraint.as_mut().map(OutputConstraint::mask).transpose()
+    }
+
+    pub fn record_score(&mut self, row: RowOutput) {
+        let Some(scores) = &mut self.scores else { return };
+        scores.push(logprob(row));
+        if scores.len() == self.prompt_len {
+            let scores = scores.clone();
+            self.emit(Ok(TokenEvent::PromptLogprobs(scores)));
+        }
+    }
+
+    /// Takes a sampled token and what the constraint forces after it. `Some` ends the sequence.
+    pub fn append_sampled(&mut self, row: RowOutput) -> Result<Option<FinishReason>, EngineError> {
+        let now = Instant::now();
+        let telemetry = &self.context.telemetry;
+        telemetry.record_tokens(TokenKind::Sampled, 1);
+        match self.last_token.replace(now) {
+            Some(last) => telemetry.record_inter_token(now - last),
+            None => {
+                self.first_token = Some(now);
+                telemetry.record_first_token(now.saturating_duration_since(self.submitted));
+            }
+        }
+        let id = row.token;
+        match self.append(id, false, logprob(row))? {
+            Some(reason) => Ok(Some(reason)),
+            None => self.append_forced(),
+        }
+    }
+
+    /// The prompt is computed and nothing is to be sampled.
+    pub fn is_prefill_only(&self) -> bool {
+        self.max_tokens == 0
+    }
+
+    pub fn finish(mut self, reason: FinishReason) {
+        if self.prompt_len == 1 {
+            if let Some(scores) = self.scores.take() {
+                self.emit(Ok(TokenEvent::PromptLogprobs(scores)));
+            }
+        }
+        let rest = self.text.finish();
+        let reason = rest.stopped.map_or(reason, FinishReason::Stop);
+        let now = Instant::now();
+        let since_submission = |at: Instant| micros(at.saturating_duration_since(self.submitted));
+        let finished = Finished {
+            text_rest: rest.text,
+            usage: Usage {
+                prompt_tokens: count(self.prompt_len),
+                cached_tokens: count(self.cached_tokens),
+                completion_tokens: count(self.output().len()),
+                forced_tokens: count(self.forced_tokens),
+            },
+            timing: Timing {
+                queue_us: since_submission(self.admitted.unwrap_or(now)),
+                first_token_us: since_submission(self.first_token.unwrap_or(now)),
+                total_us: since_submission(now),
+            },
+            tokens: self.output().to_vec(),
+            reason,
+        };
+        let outcome = match finished.reason {
+            FinishReason::Eos => "eos",
+            FinishReason::Stop(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ConstraintDone => "constraint_done",
+        };
+        self.record_end(outcome);
+        self.emit(Ok(TokenEvent::Finished(finished)));
+    }
+
+    pub fn fail(self, error: EngineError) {
+        let outcome = match error {
+            EngineError::Cancelled => "cancelled",
+            EngineError::DeadlineExceeded => "deadline",
+            EngineError::ShuttingDown => "shutdown",
+            _ => "failed",
+        };
+        self.record_end(outcome);
+        self.emit(Err(error));
+    }
+
+    fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {
+        let forced = self.constraint.as_mut().map(OutputConstraint::forced).unwrap_or_default();
+        for id in forced {
+            self.forced_tokens += 1;
+            self.context.telemetry.record_tokens(TokenKind::Forced, 1);
+            let ended = self.append(id, true, None)?;
+            if ended.is_some() {
+                return Ok(ended);
+            }
+        }
+        Ok(None)
+    }
+
+    fn append(
+        &mut self,
+        id: u32,
+        forced: bool,
+        logprob: Option<TokenLogprob>,
+    ) -> Result<Option<FinishReason>, EngineError> {
+        self.tokens.push(id);
+        if !self.request.ignore_eos && self.context.eos.contains(&id) {
+            self.emit(Ok(TokenEvent::Token(Token { id, text: String::new(), forced, logprob })));
+            return Ok(Some(FinishReason::Eos));
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id)?;
+        }
+        let delta = self.text.push(id);
+        self.emit(Ok(TokenEvent::Token(Token { id, text: delta.text, forced, logprob })));
+        if let Some(stop) = delta.stopped {
+            return Ok(Some(FinishReason::Stop(stop)));
+        }
+        if self.constraint.as_ref().is_some_and(OutputConstraint::is_done) {
+            return Ok(Some(FinishReason::ConstraintDone));
+        }
+        Ok((self.tokens_left() == 0).then_some(FinishReason::Length))
+    }
+
+    fn record_end(&self, outcome: &'static str) {
+        let service = self.admitted.map_or(Duration::ZERO, |at| at.elapsed());
+        self.context.telemetry.record_end(outcome, service);
+    }
+
+    fn emit(&self, event: Result<TokenEvent, EngineError>) {
+        // The channel has room for all that a generation can produce, so this only fails when nobody listens any
+        // more, and the next step's check for cancellation deals with that.
+        let _ = self.events.try_send(event);
+    }
+}
+
+fn logprob(row: RowOutput) -> Option<TokenLogprob> {
+    Some(TokenLogprob { id: row.token, logprob: row.logprob?, top: row.top })
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

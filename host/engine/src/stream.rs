@@ -1,0 +1,53 @@
+//! The caller's end of one generation. Dropping it cancels the generation: the loop notices the closed channel before
+//! its next step and frees the sequence's pages. A stream always ends, and never without `Finished` or an error.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::sync::mpsc;
+
+use crate::{EngineError, TokenEvent};
+
+pub(crate) type EventSender = mpsc::Sender<Result<TokenEvent, EngineError>>;
+
+/// The events of one generation, in order.
+#[derive(Debug)]
+pub struct TokenStream {
+    events: mpsc::Receiver<Result<TokenEvent, EngineError>>,
+    ended: bool,
+}
+
+impl TokenStream {
+    /// A channel with room for every event that a generation of `max_tokens` tokens can produce, so that the loop
+    /// never waits for a slow reader.
+    pub(crate) fn channel(max_tokens: usize) -> (EventSender, TokenStream) {
+        let (sender, events) = mpsc::channel(max_tokens.saturating_add(8));
+        (sender, TokenStream { events, ended: false })
+    }
+
+    /// The next event; `None` after `Finished` or an error.
+    pub async fn next(&mut self) -> Option<Result<TokenEvent, EngineError>> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenEvent, EngineError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = match self.events.poll_recv(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(event)) => event,
+            Poll::Ready(None) => Err(EngineError::Failed("the engine stopped unexpectedly".to_string())),
+        };
+        self.ended = matches!(event, Ok(TokenEvent::Finished(_)) | Err(_));
+        Poll::Ready(Some(event))
+    }
+}
+
+impl futures::Stream for TokenStream {
+    type Item = Result<TokenEvent, EngineError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_event(cx)
+    }
+}
