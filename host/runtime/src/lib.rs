@@ -1,1 +1,40 @@
-//! placeholder
+//! Agents: WebAssembly components that Skep deploys, gives sessions, and calls once for every turn.
+//!
+//! The way of a turn: [`AgentHost::invoke`] admits it → the session's actor (`session`) takes it when the turn before
+//! it has ended → a fresh, bounded store (`instance`) calls the guest → the guest calls back (`capability`) → what the
+//! turn changed is committed in one transaction → only then does the caller see [`RunEvent::Done`].
+//!
+//! WIT types and wasmtime stay in here. This crate knows nothing of HTTP and nothing of SQL.
+#![forbid(unsafe_code)]
+
+mod agent_host;
+mod bindings;
+mod capability;
+mod component;
+mod engine;
+mod error;
+mod events;
+mod instance;
+mod invocation;
+mod limits;
+mod manifest;
+mod name;
+mod options;
+mod route;
+mod session;
+mod summary;
+mod tools;
+
+pub use agent_host::AgentHost;
+pub use error::RuntimeError;
+pub use events::RunHandle;
+pub use invocation::{HttpOrigin, Invocation, Origin, Outcome, RunEvent};
+pub use limits::{Limits, LimitsToml};
+pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
+pub use name::{AgentName, SessionId};
+pub use options::RuntimeOptions;
+pub use route::RouteMatch;
+pub use skep_engine::{ModelSet, Timing, Usage};
+pub use summary::{
+    AgentDetail, AgentSummary, FailedAgent, LogLine, SessionDetail, SessionSummary, ToolDefinition,
+};

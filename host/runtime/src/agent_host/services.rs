@@ -1,0 +1,255 @@
+//! What every session needs and no session owns: the store, the models, the agents, and room to run in.
+
+use crate::{
+    FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
+    component::{Compiler, Deployed},
+    engine::WasmEngine,
+};
+use skep_engine::ModelSet;
+use skep_store::{AgentRow, LogEntry, Store};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, watch},
+    task::JoinSet,
+};
+
+pub(crate) struct Services {
+    pub(crate) store: Store,
+    pub(crate) models: ModelSet,
+    wasm: WasmEngine,
+    compiler: Compiler,
+    /// Compilations at once, so that a burst of deployments leaves the processors to the turns.
+    compilations: Semaphore,
+    instances: Semaphore,
+    agents: RwLock<BTreeMap<String, Slot>>,
+    closed: AtomicBool,
+    /// Turns that were taken and have not ended.
+    active: Arc<watch::Sender<usize>>,
+}
+
+/// An agent by its name.
+#[derive(Clone)]
+pub(super) enum Slot {
+    Ready(Arc<Deployed>),
+    /// It is stored, and this is why it cannot be called.
+    Failed(String),
+}
+
+/// A turn that was taken; dropped when it has ended.
+pub(crate) struct Active(Arc<watch::Sender<usize>>);
+
+/// A place to run an instance in.
+pub(crate) struct InstancePlace<'a> {
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Services {
+    pub(super) fn start(store: Store, models: ModelSet, options: &RuntimeOptions) -> Result<Self, RuntimeError> {
+        let wasm = WasmEngine::new(options)?;
+        let compiler =
+            Compiler::new(wasm.clone(), models.clone(), options.ceilings, options.max_component_bytes)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Services {
+            store,
+            models,
+            wasm,
+            compiler,
+            compilations: Semaphore::new(cores),
+            instances: Semaphore::new(options.max_instances.max(1)),
+            agents: RwLock::default(),
+            closed: AtomicBool::new(false),
+            active: Arc::new(watch::Sender::new(0)),
+        })
+    }
+
+    /// Compiles what the store holds, all at once as far as there are processors.
+    pub(super) async fn restore(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let mut restoring = JoinSet::new();
+        for row in self.store.agents().await? {
+            let services = self.clone();
+            restoring.spawn(async move {
+                let slot = match services.restore_one(&row).await {
+                    Ok(deployed) => Slot::Ready(Arc::new(deployed)),
+                    Err(error) => {
+                        tracing::error!(agent = row.name, "the agent cannot be started again: {error}");
+                        Slot::Failed(error.to_string())
+                    }
+                };
+                services.put(row.name, slot);
+            });
+        }
+        restoring.join_all().await;
+        Ok(())
+    }
+
+    async fn restore_one(&self, row: &AgentRow) -> Result<Deployed, RuntimeError> {
+        let manifest = Manifest::from_toml(&row.manifest)?;
+        let component = Arc::new(self.store.component(&row.name).await?);
+        let (deployed, logs) = self.compile(manifest, component, row.deployed_at_ms).await?;
+        self.keep_logs(&row.name, "", 0, &logs).await;
+        Ok(deployed)
+    }
+
+    pub(super) async fn compile(
+        &self,
+        manifest: Manifest,
+        component: Arc<Vec<u8>>,
+        deployed_at_ms: u64,
+    ) -> Result<(Deployed, Vec<LogEntry>), RuntimeError> {
+        let _place = self.compilations.acquire().await.expect("the semaphore is never closed");
+        let _instance = self.instance().await;
+        self.compiler.compile(manifest, component, deployed_at_ms).await
+    }
+
+    /// Whether an agent with this manifest may stand beside the others.
+    pub(super) fn check_place(&self, manifest: &Manifest, max_agents: usize) -> Result<(), RuntimeError> {
+        let agents = self.read();
+        let name = manifest.name.as_str();
+        if !agents.contains_key(name) && agents.len() >= max_agents {
+            let message = format!("{max_agents} agents are deployed, as many as the host takes; delete one first");
+            return Err(RuntimeError::LimitExceeded { limit: "max_agents", message });
+        }
+        for other in agents.values().filter_map(Slot::ready).filter(|other| other.manifest.name.as_str() != name) {
+            for trigger in &manifest.trigger.http {
+                if let Some(taken) = other.manifest.trigger.http.iter().find(|taken| taken.conflicts(trigger)) {
+                    return Err(RuntimeError::Route {
+                        agent: name.to_owned(),
+                        route: trigger.route.to_string(),
+                        message: format!(
+                            "takes {} requests that agent {} takes by {}; change one",
+                            trigger.method, other.manifest.name, taken.route
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn put(&self, name: String, slot: Slot) {
+        self.agents.write().unwrap_or_else(PoisonError::into_inner).insert(name, slot);
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&self, name: &str) -> bool {
+        self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some()
+    }
+
+    pub(super) fn ready(&self) -> Vec<Arc<Deployed>> {
+        self.read().values().filter_map(Slot::ready).cloned().collect()
+    }
+
+    pub(super) fn failed(&self) -> Vec<FailedAgent> {
+        let agents = self.read();
+        let failed = agents.iter().filter_map(|(name, slot)| match slot {
+            Slot::Failed(reason) => Some(FailedAgent { name: name.clone(), reason: reason.clone() }),
+            Slot::Ready(_) => None,
+        });
+        failed.collect()
+    }
+
+    /// The version of an agent that is in force.
+    pub(crate) fn agent(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
+        match self.read().get(name).cloned() {
+            Some(Slot::Ready(agent)) => Ok(agent),
+            Some(Slot::Failed(reason)) => Err(RuntimeError::Component {
+                agent: name.to_owned(),
+                message: format!("it could not be started again, deploy it anew: {reason}"),
+            }),
+            None => Err(self.not_found(name)),
+        }
+    }
+
+    /// That an agent is there, ready or not.
+    pub(super) fn known(&self, name: &str) -> Result<(), RuntimeError> {
+        if self.read().contains_key(name) { Ok(()) } else { Err(self.not_found(name)) }
+    }
+
+    pub(super) fn not_found(&self, name: &str) -> RuntimeError {
+        let name = name.chars().take(80).collect();
+        RuntimeError::AgentNotFound { name, known: self.read().keys().take(20).cloned().collect() }
+    }
+
+    pub(super) fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
+        let agents = self.read();
+        agents.values().filter_map(Slot::ready).find_map(|agent| {
+            let mut triggers = agent.manifest.trigger.http.iter().filter(|trigger| trigger.method == method);
+            let parameters = triggers.find_map(|trigger| trigger.route.parameters(path))?;
+            let session = parameters.iter().find(|(name, _)| name == "session").map(|(_, value)| value.clone());
+            let session = session.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
+            Some(RouteMatch { agent: agent.manifest.name.to_string(), session, parameters })
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &wasmtime::Engine {
+        &self.wasm.engine
+    }
+
+    /// Waits for a place to run an instance in.
+    pub(crate) async fn instance(&self) -> InstancePlace<'_> {
+        let permit = self.instances.acquire().await.expect("the semaphore is never closed");
+        metrics::gauge!("skep_instances").increment(1.0);
+        InstancePlace { _permit: permit }
+    }
+
+    /// Lines of a turn that is not committed. A log that cannot be written must not hide why the turn failed.
+    pub(crate) async fn keep_logs(&self, agent: &str, session: &str, turn: u64, lines: &[LogEntry]) {
+        if lines.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.append_logs(agent, session, turn, lines).await {
+            tracing::error!(agent, session, turn, "log lines were lost: {error}");
+        }
+    }
+
+    pub(super) fn admit(&self) -> Result<(), RuntimeError> {
+        if self.closed.load(Ordering::Acquire) { Err(RuntimeError::ShuttingDown) } else { Ok(()) }
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn active(&self) -> Active {
+        self.active.send_modify(|turns| *turns += 1);
+        Active(self.active.clone())
+    }
+
+    /// Resolves when no turn is left.
+    pub(super) async fn quiet(&self) {
+        let mut active = self.active.subscribe();
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = active.wait_for(|turns| *turns == 0).await;
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Slot>> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn ready(&self) -> Option<&Arc<Deployed>> {
+        match self {
+            Slot::Ready(agent) => Some(agent),
+            Slot::Failed(_) => None,
+        }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.send_modify(|turns| *turns -= 1);
+    }
+}
+
+impl Drop for InstancePlace<'_> {
+    fn drop(&mut self) {
+        metrics::gauge!("skep_instances").decrement(1.0);
+    }
+}

@@ -1,0 +1,14 @@
+//! Rust types of the WIT package `skep:agent`, generated from the one source in `wit/`. They stay in this crate.
+
+wasmtime::component::bindgen!({
+    path: "../../wit/skep-agent",
+    world: "agent",
+    imports: { default: trappable },
+    exports: { default: async | store },
+    with: {
+        "skep:agent/inference.conversation": crate::capability::inference::Conversation,
+    },
+});
+
+pub(crate) use exports::skep::agent::handler;
+pub(crate) use skep::agent::{inference, log, state, types};

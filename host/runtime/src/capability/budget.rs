@@ -1,0 +1,112 @@
+//! What all generations of one turn share: who asks, by when, and how many tokens are left.
+
+use crate::{bindings::types::Error, component::Deployed, events::Events};
+use skep_engine::{Affinity, ModelSet, Usage};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// A generation that names no bound gets this many, so that generations can run side by side in one turn.
+const DEFAULT_MAX_TOKENS: u32 = 1_024;
+const MAX_GENERATIONS_AT_ONCE: u32 = 16;
+/// Also bounds what a turn can tell its caller.
+const MAX_GENERATIONS: u32 = 1_000;
+
+/// One turn, as the host's side of it sees it.
+pub(crate) struct Turn {
+    pub(crate) agent: Arc<Deployed>,
+    pub(crate) models: ModelSet,
+    pub(crate) affinity: Affinity,
+    pub(crate) deadline: Instant,
+    pub(crate) events: Events,
+    spent: Mutex<Spent>,
+}
+
+#[derive(Default)]
+struct Spent {
+    /// Produced, or promised to a generation that runs.
+    tokens: u32,
+    running: u32,
+    generations: u32,
+    usage: Usage,
+}
+
+/// Tokens promised to one generation. Dropped without being settled, it gives back what was not produced.
+pub(crate) struct Reservation {
+    turn: Arc<Turn>,
+    pub(crate) max_tokens: u32,
+    /// As far as was seen.
+    produced: u32,
+}
+
+impl Turn {
+    pub(crate) fn new(
+        agent: Arc<Deployed>,
+        models: ModelSet,
+        affinity: Affinity,
+        deadline: Instant,
+        events: Events,
+    ) -> Self {
+        Turn { agent, models, affinity, deadline, events, spent: Mutex::default() }
+    }
+
+    /// Sum of the turn's generations.
+    pub(crate) fn usage(&self) -> Usage {
+        self.lock().usage
+    }
+
+    /// Room for a generation of at most `asked` tokens, or of what is left if that is less.
+    pub(crate) fn reserve(self: &Arc<Self>, asked: Option<u32>) -> Result<Reservation, Error> {
+        let limit = self.agent.limits.tokens_per_turn;
+        let mut spent = self.lock();
+        if spent.running >= MAX_GENERATIONS_AT_ONCE {
+            return Err(Error::Busy(50));
+        }
+        if spent.generations >= MAX_GENERATIONS {
+            let message = format!("a turn may generate {MAX_GENERATIONS} times");
+            return Err(Error::InvalidArgument(message));
+        }
+        let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).min(limit - spent.tokens);
+        if max_tokens == 0 {
+            return Err(Error::ContextOverflow(limit));
+        }
+        spent.tokens += max_tokens;
+        spent.running += 1;
+        spent.generations += 1;
+        drop(spent);
+        Ok(Reservation { turn: self.clone(), max_tokens, produced: 0 })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reservation {
+    /// At least one more token was produced.
+    pub(crate) fn produced_one(&mut self) {
+        self.produced = self.produced.saturating_add(1).min(self.max_tokens);
+    }
+
+    /// The generation has ended, and this is what it used.
+    pub(crate) fn settle(mut self, usage: &Usage) {
+        self.produced = usage.completion_tokens.min(self.max_tokens);
+        add(&mut self.turn.lock().usage, usage);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut spent = self.turn.lock();
+        spent.tokens -= self.max_tokens - self.produced;
+        spent.running -= 1;
+    }
+}
+
+pub(crate) fn add(sum: &mut Usage, usage: &Usage) {
+    sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
+    sum.cached_tokens = sum.cached_tokens.saturating_add(usage.cached_tokens);
+    sum.completion_tokens = sum.completion_tokens.saturating_add(usage.completion_tokens);
+    sum.forced_tokens = sum.forced_tokens.saturating_add(usage.forced_tokens);
+}

@@ -1,0 +1,263 @@
+//! `skep:agent/inference`: what a guest may ask of the host's models.
+//!
+//! A conversation is a resource whose tokens stay in the host. Generations run concurrently, each as one asynchronous
+//! call; everything else answers at once.
+
+pub use super::conversation::Conversation;
+
+use super::{Capabilities, TurnContext, budget::Turn, generation, text_stream::text_stream};
+use crate::{
+    RunEvent,
+    bindings::{
+        inference::{
+            AssistantEntry, Entry, GenerateOptions, Generation, Host, HostConversation,
+            HostConversationWithStore, HostWithStore, ModelInfo,
+        },
+        types::{Error, ToolResult, Usage},
+    },
+};
+use serde_json::{Value, json};
+use skep_engine::{
+    Engine, ModelSet,
+    chat::{ChatMessage, Role},
+};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use wasmtime::component::{Access, Accessor, FutureReader, Resource, StreamReader};
+
+type Streamed = (StreamReader<String>, FutureReader<Result<Generation, Error>>);
+
+impl HostConversationWithStore<TurnContext> for Capabilities {
+    async fn generate(
+        accessor: &Accessor<TurnContext, Self>,
+        conversation: Resource<Conversation>,
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Generation, Error>> {
+        let (turn, conversation) = accessor.with(|mut access| access.get().generating(&conversation))?;
+        match turn {
+            Ok(turn) => Ok(generation::converse(turn, conversation, options, None).await),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn stream(
+        accessor: &Accessor<TurnContext, Self>,
+        conversation: Resource<Conversation>,
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Streamed, Error>> {
+        accessor.with(|mut access| {
+            let (turn, conversation) = access.get().generating(&conversation)?;
+            match turn {
+                Ok(turn) => stream(access, turn, conversation, options).map(Ok),
+                Err(error) => Ok(Err(error)),
+            }
+        })
+    }
+}
+
+impl HostWithStore<TurnContext> for Capabilities {
+    async fn complete(
+        accessor: &Accessor<TurnContext, Self>,
+        model: Option<String>,
+        prompt: String,
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Generation, Error>> {
+        let turn = match accessor.with(|mut access| access.get().turn()) {
+            Ok(turn) => turn,
+            Err(error) => return Ok(Err(error)),
+        };
+        let model = model.as_deref().unwrap_or(&turn.agent.model);
+        match engine(&turn.models, Some(model)) {
+            Ok(engine) => Ok(generation::complete(turn, engine, prompt, options).await),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+}
+
+impl Host for TurnContext {
+    fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
+        let Ok(turn) = self.turn() else { return Ok(Vec::new()) };
+        let models = turn.models.iter().map(|engine| {
+            let info = engine.info();
+            ModelInfo {
+                name: info.name.clone(),
+                context_length: u32::try_from(info.context_length).unwrap_or(u32::MAX),
+                is_default: info.name == turn.agent.model,
+            }
+        });
+        Ok(models.collect())
+    }
+}
+
+impl HostConversation for TurnContext {
+    fn open(
+        &mut self,
+        name: String,
+        model: Option<String>,
+    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        let opened = self.turn().and_then(|turn| {
+            let model = model.as_deref().unwrap_or(&turn.agent.model);
+            self.conversations.open(&name, &turn.models, model)
+        });
+        self.hand_out(opened)
+    }
+
+    fn set_system(
+        &mut self,
+        conversation: Resource<Conversation>,
+        text: String,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        Ok(self.table.get(&conversation)?.set_system(&text))
+    }
+
+    fn append_user(
+        &mut self,
+        conversation: Resource<Conversation>,
+        text: String,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        Ok(self.table.get(&conversation)?.push(ChatMessage::user(text)))
+    }
+
+    fn append_tool_result(
+        &mut self,
+        conversation: Resource<Conversation>,
+        result: ToolResult,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        let conversation = self.table.get(&conversation)?;
+        Ok(self.turn().and_then(|turn| append_result(&turn, conversation, result)))
+    }
+
+    fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
+        Ok(self.table.get(&conversation)?.messages().into_iter().map(entry).collect())
+    }
+
+    fn fork(
+        &mut self,
+        conversation: Resource<Conversation>,
+        name: String,
+    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        let source = self.table.get(&conversation)?.clone();
+        let copy = self.conversations.fork(&source, &name);
+        self.hand_out(copy)
+    }
+
+    fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+        self.table.get(&conversation)?.clear();
+        Ok(())
+    }
+
+    fn usage(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Usage> {
+        Ok(generation::usage(&self.table.get(&conversation)?.usage()))
+    }
+
+    fn drop(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+        self.table.delete(conversation)?;
+        Ok(())
+    }
+}
+
+impl TurnContext {
+    fn turn(&self) -> Result<Arc<Turn>, Error> {
+        let denied = || Error::Denied("inference is there in a turn only, not while the agent is described".into());
+        self.turn.clone().ok_or_else(denied)
+    }
+
+    /// The outer error is for a handle that is none: the guest is broken and traps.
+    fn generating(
+        &mut self,
+        conversation: &Resource<Conversation>,
+    ) -> wasmtime::Result<(Result<Arc<Turn>, Error>, Conversation)> {
+        let conversation = self.table.get(conversation)?.clone();
+        while self.streams.try_join_next().is_some() {}
+        Ok((self.turn(), conversation))
+    }
+
+    fn hand_out(
+        &mut self,
+        conversation: Result<Conversation, Error>,
+    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        Ok(match conversation {
+            Ok(conversation) => Ok(self.table.push(conversation)?),
+            Err(error) => Err(error),
+        })
+    }
+}
+
+/// Starts a generation that runs beside the guest, and ends with the turn at the latest.
+fn stream(
+    mut access: Access<'_, TurnContext, Capabilities>,
+    turn: Arc<Turn>,
+    conversation: Conversation,
+    options: GenerateOptions,
+) -> wasmtime::Result<Streamed> {
+    let (sink, source) = text_stream();
+    let (done, result) = oneshot::channel();
+    access.get().streams.spawn(async move {
+        let generated = generation::converse(turn, conversation, options, Some(sink)).await;
+        // The guest may have dropped the future: it did not want to know.
+        let _ = done.send(generated);
+    });
+    let text = StreamReader::new(&mut access, source)?;
+    let result = FutureReader::new(&mut access, async move {
+        wasmtime::error::Ok(result.await.unwrap_or(Err(Error::Cancelled)))
+    })?;
+    Ok((text, result))
+}
+
+fn append_result(turn: &Turn, conversation: &Conversation, result: ToolResult) -> Result<(), Error> {
+    let ToolResult { call_id: id, outcome } = result;
+    let Some(name) = conversation.outstanding_call(&id) else {
+        return Err(Error::InvalidArgument(format!(
+            "no tool call {:?} of this conversation waits for a result",
+            super::log::cut(&id, 80)
+        )));
+    };
+    let (content, outcome) = match outcome {
+        Ok(text) => {
+            let tool = turn.agent.tools.get(&name);
+            let value = match tool {
+                Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
+                // The agent was deployed anew without this tool, and answers a call from before.
+                None => serde_json::from_str(&text)
+                    .map_err(|error| Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}")))?,
+            };
+            (text, Ok(value))
+        }
+        Err(text) => (json!({ "error": text }).to_string(), Err(text)),
+    };
+    let message = ChatMessage { name: Some(name.clone()), ..ChatMessage::tool(id.clone(), content) };
+    conversation.push(message)?;
+    turn.events.push(RunEvent::ToolResult { id, name, outcome });
+    Ok(())
+}
+
+fn entry(message: ChatMessage) -> Entry {
+    match message.role {
+        Role::System => Entry::System(message.content),
+        Role::User => Entry::User(message.content),
+        Role::Assistant => Entry::Assistant(AssistantEntry {
+            text: message.content,
+            tool_calls: message.tool_calls.into_iter().map(generation::tool_call).collect(),
+        }),
+        Role::Tool => Entry::Tool(ToolResult {
+            call_id: message.tool_call_id.unwrap_or_default(),
+            outcome: outcome(message.content),
+        }),
+    }
+}
+
+/// The inverse of what `append_result` writes.
+fn outcome(content: String) -> Result<String, String> {
+    match serde_json::from_str::<Value>(&content) {
+        Ok(Value::Object(object)) if object.len() == 1 => match object.get("error") {
+            Some(Value::String(text)) => Err(text.clone()),
+            _ => Ok(content),
+        },
+        _ => Ok(content),
+    }
+}
+
+/// The engine of a model that the agent may use.
+pub(super) fn engine(models: &ModelSet, name: Option<&str>) -> Result<Engine, Error> {
+    models.get(name).map_err(generation::engine_error)
+}

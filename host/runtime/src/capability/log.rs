@@ -1,0 +1,107 @@
+//! `skep:agent/log`: lines of a turn, for the host's own log and for `skep logs`.
+//!
+//! A turn writes a bounded number of bounded lines. What is over is counted, and the count is the last line.
+
+use super::TurnContext;
+use crate::bindings::log::{Host, Level};
+use skep_store::LogEntry;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(crate) const MAX_LINES: usize = 200;
+pub(crate) const MAX_LINE_BYTES: usize = 4 << 10;
+
+/// The lines of one turn, or of a description (then `session` is empty and `turn` 0).
+#[derive(Debug, Default)]
+pub(crate) struct TurnLog {
+    agent: String,
+    session: String,
+    turn: u64,
+    lines: Vec<LogEntry>,
+    dropped: u64,
+}
+
+impl Host for TurnContext {
+    fn write(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        self.log.write(level, &message);
+        Ok(())
+    }
+}
+
+impl TurnLog {
+    pub(crate) fn new(agent: &str, session: &str, turn: u64) -> Self {
+        TurnLog { agent: agent.to_owned(), session: session.to_owned(), turn, ..TurnLog::default() }
+    }
+
+    pub(crate) fn write(&mut self, level: Level, message: &str) {
+        if self.lines.len() >= MAX_LINES {
+            self.dropped += 1;
+            return;
+        }
+        let message = cut(message, MAX_LINE_BYTES);
+        let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
+        let name = match level {
+            Level::Debug => {
+                tracing::debug!(target: "skep_agent", agent, session, turn, "{message}");
+                "debug"
+            }
+            Level::Info => {
+                tracing::info!(target: "skep_agent", agent, session, turn, "{message}");
+                "info"
+            }
+            Level::Warn => {
+                tracing::warn!(target: "skep_agent", agent, session, turn, "{message}");
+                "warn"
+            }
+            Level::Error => {
+                tracing::error!(target: "skep_agent", agent, session, turn, "{message}");
+                "error"
+            }
+        };
+        self.lines.push(LogEntry { at_ms: now_ms(), level: name.to_owned(), message: message.to_owned() });
+    }
+
+    /// What the guest last complained of: often why it trapped.
+    pub(crate) fn last_error(&self) -> Option<&str> {
+        self.lines.iter().rev().find(|line| line.level == "error").map(|line| line.message.as_str())
+    }
+
+    /// The lines, to be stored.
+    pub(crate) fn take(&mut self) -> Vec<LogEntry> {
+        let mut lines = std::mem::take(&mut self.lines);
+        if self.dropped > 0 {
+            let message = format!("{} more lines were dropped; a turn may write {MAX_LINES}", self.dropped);
+            lines.push(LogEntry { at_ms: now_ms(), level: "warn".to_owned(), message });
+            self.dropped = 0;
+        }
+        lines
+    }
+}
+
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The first `bytes` of a text, or a little less so that no character is split.
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_over_the_bounds_are_cut_or_counted() {
+        let mut log = TurnLog::new("a", "s", 1);
+        log.write(Level::Error, &"é".repeat(MAX_LINE_BYTES));
+        for _ in 0..MAX_LINES + 4 {
+            log.write(Level::Info, "again");
+        }
+        assert_eq!(log.last_error().map(str::len), Some(MAX_LINE_BYTES));
+        let lines = log.take();
+        assert_eq!(lines.len(), MAX_LINES + 1);
+        assert_eq!(lines[MAX_LINES].message, "5 more lines were dropped; a turn may write 200");
+        assert!(log.take().is_empty());
+    }
+}

@@ -1,0 +1,77 @@
+//! What the host does for a guest: one file per WIT interface, and the context that they share.
+//!
+//! A [`TurnContext`] lives in the store of one turn. Nothing in it outlives the turn but what the session takes out of
+//! it to commit.
+
+mod budget;
+mod conversation;
+mod generation;
+pub(crate) mod inference;
+pub(crate) mod log;
+pub(crate) mod state;
+mod text_stream;
+mod wasi;
+
+pub(crate) use budget::Turn;
+pub(crate) use conversation::{ConversationSet, StoredConversation, total_usage};
+
+use crate::{bindings, instance::MemoryLimiter};
+use log::TurnLog;
+use state::StateView;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use wasi::Wasi;
+use wasmtime::component::{HasData, Linker, ResourceTable};
+
+/// Host resources that a guest may hold at once.
+const MAX_RESOURCES: usize = 1_024;
+
+/// Everything that host functions of one turn act on.
+pub(crate) struct TurnContext {
+    /// `None` while an agent is described: then there is no session to infer for.
+    pub(crate) turn: Option<Arc<Turn>>,
+    pub(crate) state: StateView,
+    pub(crate) conversations: ConversationSet,
+    pub(crate) log: TurnLog,
+    pub(crate) memory: MemoryLimiter,
+    table: ResourceTable,
+    wasi: Wasi,
+    /// Generations that a guest streams. They end with the turn.
+    streams: JoinSet<()>,
+}
+
+impl TurnContext {
+    pub(crate) fn new(
+        turn: Option<Arc<Turn>>,
+        state: StateView,
+        conversations: ConversationSet,
+        log: TurnLog,
+        memory: MemoryLimiter,
+    ) -> Self {
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(MAX_RESOURCES);
+        let (wasi, streams) = (Wasi::default(), JoinSet::new());
+        TurnContext { turn, state, conversations, log, memory, table, wasi, streams }
+    }
+
+    /// Ends what still runs and takes in what the guest printed.
+    pub(crate) fn close(&mut self) {
+        self.streams.abort_all();
+        self.wasi.drain_into(&mut self.log);
+    }
+}
+
+/// The marker by which wasmtime finds the context in a store.
+pub(crate) struct Capabilities;
+
+impl HasData for Capabilities {
+    type Data<'a> = &'a mut TurnContext;
+}
+
+/// Links everything that an agent may ever import. What it may not import was refused before.
+pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Result<()> {
+    bindings::inference::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::state::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::log::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    wasmtime_wasi::p2::add_to_linker_async(linker)
+}

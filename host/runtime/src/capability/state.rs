@@ -1,0 +1,190 @@
+//! `skep:agent/state`: small durable values of the session.
+//!
+//! A turn sees the committed state and its own writes over it. The writes are taken out when the turn is committed;
+//! a turn that fails leaves no trace.
+
+use super::TurnContext;
+use crate::bindings::state::{Host, StateError};
+use skep_store::StateChange;
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    sync::Arc,
+};
+
+pub(crate) const MAX_KEY_BYTES: usize = 256;
+const MAX_KEYS_LISTED: u32 = 10_000;
+
+/// Committed values of a session, by key.
+pub(crate) type State = BTreeMap<String, Vec<u8>>;
+
+/// The state as one turn sees it.
+#[derive(Debug)]
+pub(crate) struct StateView {
+    committed: Arc<State>,
+    /// `None` removes.
+    writes: BTreeMap<String, Option<Vec<u8>>>,
+    /// Of keys and values, with the writes.
+    bytes: usize,
+    quota_bytes: usize,
+}
+
+impl Host for TurnContext {
+    fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
+        Ok(self.state.get(&key).cloned())
+    }
+
+    fn set(&mut self, key: String, value: Vec<u8>) -> wasmtime::Result<Result<(), StateError>> {
+        Ok(self.state.set(key, value))
+    }
+
+    fn delete(&mut self, key: String) -> wasmtime::Result<bool> {
+        Ok(self.state.delete(key))
+    }
+
+    fn keys(&mut self, prefix: String, after: Option<String>, limit: u32) -> wasmtime::Result<Vec<String>> {
+        Ok(self.state.keys(&prefix, after.as_deref(), limit))
+    }
+
+    fn compare_and_set(
+        &mut self,
+        key: String,
+        expected: Option<Vec<u8>>,
+        value: Vec<u8>,
+    ) -> wasmtime::Result<Result<bool, StateError>> {
+        if self.state.get(&key) != expected.as_ref() {
+            return Ok(Ok(false));
+        }
+        Ok(self.state.set(key, value).map(|()| true))
+    }
+}
+
+impl StateView {
+    pub(crate) fn new(committed: Arc<State>, quota_kb: u32) -> Self {
+        let bytes = committed.iter().map(|(key, value)| key.len() + value.len()).sum();
+        StateView { committed, writes: BTreeMap::new(), bytes, quota_bytes: quota_kb as usize * 1024 }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&Vec<u8>> {
+        match self.writes.get(key) {
+            Some(written) => written.as_ref(),
+            None => self.committed.get(key),
+        }
+    }
+
+    pub(crate) fn set(&mut self, key: String, value: Vec<u8>) -> Result<(), StateError> {
+        if key.is_empty() {
+            return Err(StateError::InvalidKey("a key must not be empty".into()));
+        }
+        if key.len() > MAX_KEY_BYTES {
+            let size = key.len();
+            return Err(StateError::InvalidKey(format!("a key has {size} bytes; {MAX_KEY_BYTES} are allowed")));
+        }
+        let replaced = self.get(&key).map_or(0, |old| key.len() + old.len());
+        let bytes = self.bytes - replaced + key.len() + value.len();
+        if bytes > self.quota_bytes {
+            return Err(StateError::QuotaExceeded(format!(
+                "the session's state would have {bytes} bytes, {} over the limit of {}; `state_kb` under [limits] \
+                 in agent.toml sets it",
+                bytes - self.quota_bytes,
+                self.quota_bytes
+            )));
+        }
+        self.bytes = bytes;
+        self.writes.insert(key, Some(value));
+        Ok(())
+    }
+
+    pub(crate) fn delete(&mut self, key: String) -> bool {
+        let Some(old) = self.get(&key) else { return false };
+        self.bytes -= key.len() + old.len();
+        self.writes.insert(key, None);
+        true
+    }
+
+    pub(crate) fn keys(&self, prefix: &str, after: Option<&str>, limit: u32) -> Vec<String> {
+        let start = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        let limit = limit.min(MAX_KEYS_LISTED) as usize;
+        let range = (start, Bound::<&str>::Unbounded);
+        let committed = self.committed.range::<str, _>(range).map(|(key, _)| key);
+        let committed = committed
+            .take_while(|key| key.starts_with(prefix))
+            .filter(|key| !self.writes.contains_key(*key))
+            .take(limit);
+        let written = self.writes.range::<str, _>(range).take_while(|(key, _)| key.starts_with(prefix));
+        let written = written.filter(|(_, value)| value.is_some()).map(|(key, _)| key).take(limit);
+        let mut keys: Vec<String> = committed.chain(written).cloned().collect();
+        keys.sort_unstable();
+        keys.truncate(limit);
+        keys
+    }
+
+    /// What the turn changed, to be committed.
+    pub(crate) fn changes(&self) -> Vec<StateChange> {
+        let changed = self.writes.iter().filter(|(key, value)| self.committed.get(*key) != value.as_ref());
+        changed.map(|(key, value)| StateChange { key: key.clone(), value: value.clone() }).collect()
+    }
+}
+
+/// Brings the committed values up to date after a commit.
+pub(crate) fn apply(state: &mut State, changes: Vec<StateChange>) {
+    for StateChange { key, value } in changes {
+        match value {
+            Some(value) => state.insert(key, value),
+            None => state.remove(&key),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(pairs: &[(&str, &str)]) -> StateView {
+        let state = pairs.iter().map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec())).collect();
+        StateView::new(Arc::new(state), 1)
+    }
+
+    #[test]
+    fn a_turn_reads_its_own_writes_and_only_changes_are_committed() {
+        let mut state = view(&[("a", "1"), ("b", "2"), ("c", "3")]);
+        state.set("a".into(), b"9".to_vec()).expect("small");
+        state.set("b".into(), b"2".to_vec()).expect("small");
+        assert!(state.delete("c".into()));
+        assert!(!state.delete("c".into()));
+        assert_eq!((state.get("a"), state.get("c")), (Some(&b"9".to_vec()), None));
+        let change = |key: &str, value: Option<&str>| StateChange {
+            key: key.into(),
+            value: value.map(|v| v.as_bytes().to_vec()),
+        };
+        assert_eq!(state.changes(), [change("a", Some("9")), change("c", None)]);
+    }
+
+    #[test]
+    fn keys_merge_committed_and_written_in_order() {
+        let mut state = view(&[("p/1", ""), ("p/3", ""), ("q", "")]);
+        state.set("p/2".into(), vec![]).expect("small");
+        state.set("p/4".into(), vec![]).expect("small");
+        state.delete("p/3".into());
+        assert_eq!(state.keys("p/", None, 10), ["p/1", "p/2", "p/4"]);
+        assert_eq!(state.keys("p/", Some("p/1"), 1), ["p/2"]);
+        assert_eq!(state.keys("p/", Some("a"), 1), ["p/1"]);
+        assert!(state.keys("x", None, 10).is_empty());
+    }
+
+    #[test]
+    fn the_quota_counts_keys_and_values_and_what_was_replaced() {
+        let mut state = view(&[("a", &"x".repeat(1000))]);
+        let over = state.set("b".into(), vec![0; 100]).expect_err("1101 of 1024 bytes");
+        assert!(matches!(over, StateError::QuotaExceeded(text) if text.contains("78 over the limit")));
+        state.set("a".into(), vec![0; 1023]).expect("exactly full");
+        assert!(state.delete("a".into()));
+        state.set("b".into(), vec![0; 100]).expect("there is room again");
+        for key in [String::new(), "k".repeat(MAX_KEY_BYTES + 1)] {
+            assert!(matches!(state.set(key, vec![]), Err(StateError::InvalidKey(_))));
+        }
+    }
+}

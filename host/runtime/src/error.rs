@@ -1,0 +1,104 @@
+//! What can go wrong between an invocation and its outcome.
+//!
+//! Every variant says what was wrong, where, and what would fix it; [`RuntimeError::code`] is stable and for machines.
+
+use skep_engine::EngineError;
+use skep_store::StoreError;
+
+/// An error of the runtime. A turn that ends in one has changed nothing but the agent's log.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("no agent {name:?} is deployed{}", known_names(.known))]
+    AgentNotFound { name: String, known: Vec<String> },
+    #[error("agent {agent:?} has no session {session:?}")]
+    SessionNotFound { agent: String, session: String },
+    #[error("{kind} {value:?} is not valid: {rule}")]
+    InvalidName { kind: &'static str, value: String, rule: &'static str },
+    #[error("agent.toml: {message}")]
+    Manifest { message: String },
+    #[error("the component of agent {agent:?} cannot be deployed: {message}")]
+    Component { agent: String, message: String },
+    #[error("route {route:?} of agent {agent:?} {message}")]
+    Route { agent: String, route: String, message: String },
+    #[error("no model {name:?} is loaded; there {}", one_of(.known))]
+    ModelUnknown { name: String, known: Vec<String> },
+    #[error("{message}; try again in {retry_after_ms} ms")]
+    MailboxFull { message: String, retry_after_ms: u32 },
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("the agent failed: {message}")]
+    AgentFailed { message: String },
+    #[error("{message}")]
+    InvalidMessage { message: String },
+    /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
+    #[error("limit {limit} exceeded: {message}")]
+    LimitExceeded { limit: &'static str, message: String },
+    #[error("the turn did not end before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's own")]
+    DeadlineExceeded,
+    #[error("the turn was cancelled")]
+    Cancelled,
+    #[error("the agent trapped: {message}")]
+    Trap { message: String },
+    #[error("the host is shutting down")]
+    ShuttingDown,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("internal error: {message}")]
+    Internal { message: String },
+}
+
+impl RuntimeError {
+    /// A stable name for machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::AgentNotFound { .. } => "agent_not_found",
+            Self::SessionNotFound { .. } => "session_not_found",
+            Self::InvalidName { .. } => "invalid_name",
+            Self::Manifest { .. } => "invalid_manifest",
+            Self::Component { .. } => "invalid_component",
+            Self::Route { .. } => "invalid_route",
+            Self::ModelUnknown { .. } => "model_unknown",
+            Self::MailboxFull { .. } => "mailbox_full",
+            Self::Engine(error) => engine_code(error),
+            Self::AgentFailed { .. } => "agent_failed",
+            Self::InvalidMessage { .. } => "invalid_message",
+            Self::LimitExceeded { .. } => "limit_exceeded",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Trap { .. } => "agent_trapped",
+            Self::ShuttingDown => "shutting_down",
+            Self::Store(_) => "store_failed",
+            Self::Internal { .. } => "internal",
+        }
+    }
+}
+
+fn engine_code(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::Busy { .. } => "busy",
+        EngineError::ContextOverflow { .. } => "context_overflow",
+        EngineError::InvalidRequest { .. } => "invalid_request",
+        EngineError::Constraint { .. } => "schema_invalid",
+        EngineError::Truncated => "truncated",
+        EngineError::Cancelled => "cancelled",
+        EngineError::DeadlineExceeded => "deadline_exceeded",
+        EngineError::ShuttingDown => "shutting_down",
+        EngineError::ModelUnknown { .. } => "model_unknown",
+        _ => "engine_failed",
+    }
+}
+
+fn known_names(known: &[String]) -> String {
+    match known {
+        [] => "; deploy one with `skep deploy DIR`".to_owned(),
+        known => format!("; there {}", one_of(known)),
+    }
+}
+
+fn one_of(known: &[String]) -> String {
+    match known {
+        [] => "is none".to_owned(),
+        [one] => format!("is only {one:?}"),
+        many => format!("are {}", many.join(", ")),
+    }
+}

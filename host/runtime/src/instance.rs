@@ -1,0 +1,98 @@
+//! One guest instance: a fresh store with every bound in force, for one call.
+//!
+//! Every path on which guest code runs goes through [`call`]: instantiation (a start function is guest code), a
+//! description, a turn. What the guest may do to itself it may do; the host goes on.
+
+mod cpu;
+mod memory;
+mod verdict;
+
+pub(crate) use memory::MemoryLimiter;
+
+use crate::{
+    Limits, RuntimeError,
+    bindings::{Agent, handler},
+    capability::TurnContext,
+    component::Deployed,
+};
+use cpu::{CpuMeter, Metered};
+use std::{sync::Arc, time::Instant};
+use verdict::{LimitTrap, Verdict};
+use wasmtime::{Engine, Store, UpdateDeadline};
+
+/// Of strings and lists that a guest passes in one call.
+const MAX_CALL_BYTES: usize = 32 << 20;
+/// Resources, streams, futures and calls that a guest holds at once.
+const MAX_HANDLES: usize = 4_096;
+
+/// Asks a component what it is.
+pub(crate) async fn describe(
+    engine: &Engine,
+    pre: &crate::bindings::AgentPre<TurnContext>,
+    limits: &Limits,
+    context: TurnContext,
+) -> (Result<handler::Description, RuntimeError>, TurnContext) {
+    let deadline = Instant::now() + std::time::Duration::from_millis(limits.turn_ms.into());
+    call(engine, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
+        agent.skep_agent_handler().call_describe(accessor).await
+    })
+    .await
+}
+
+/// Runs one turn, until it ends, its deadline comes or `stop` resolves.
+pub(crate) async fn on_message(
+    engine: &Engine,
+    agent: &Arc<Deployed>,
+    deadline: Instant,
+    stop: impl Future<Output = ()>,
+    context: TurnContext,
+    message: handler::Message,
+) -> (Result<Result<handler::Reply, handler::AgentError>, RuntimeError>, TurnContext) {
+    call(engine, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
+        agent.skep_agent_handler().call_on_message(accessor, message).await
+    })
+    .await
+}
+
+async fn call<R: Send + 'static>(
+    engine: &Engine,
+    pre: &crate::bindings::AgentPre<TurnContext>,
+    limits: &Limits,
+    deadline: Instant,
+    stop: impl Future<Output = ()>,
+    context: TurnContext,
+    body: impl AsyncFnOnce(&Agent, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
+) -> (Result<R, RuntimeError>, TurnContext) {
+    let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
+    let mut store = Store::new(engine, context);
+    store.limiter(|context| &mut context.memory);
+    store.set_hostcall_fuel(MAX_CALL_BYTES);
+    store.set_max_component_handles(MAX_HANDLES);
+    // The guest is stopped at every tick that it runs through, to give way to others and to have its time looked at.
+    store.set_epoch_deadline(1);
+    let metered = meter.clone();
+    store.epoch_deadline_callback(move |_| {
+        if metered.is_over() {
+            return Err(LimitTrap::CPU.into());
+        }
+        Ok(UpdateDeadline::Yield(1))
+    });
+    let run = async {
+        let agent = pre.instantiate_async(&mut store).await?;
+        store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
+    };
+    let ended = tokio::select! {
+        ended = tokio::time::timeout_at(deadline.into(), Metered::new(run, meter)) => {
+            ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded)
+        }
+        () = stop => Err(RuntimeError::Cancelled),
+    };
+    let mut context = store.into_data();
+    context.close();
+    let result = match ended {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(trap)) => Err(Verdict { limits, context: &context }.on(trap)),
+        Err(stopped) => Err(stopped),
+    };
+    (result, context)
+}

@@ -1,0 +1,74 @@
+//! How much CPU time a guest has used.
+//!
+//! Time counts only while the instance is being polled, and is the CPU time of the polling thread: waiting for the
+//! model, for other turns or for the scheduler of the machine costs a guest nothing.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+/// Shared between the future that is polled and the interrupt that looks at the time; both run on one thread at a
+/// time.
+pub(super) struct CpuMeter {
+    limit_ns: u64,
+    spent_ns: AtomicU64,
+    polled_at_ns: AtomicU64,
+}
+
+/// A future whose polls are metered.
+pub(super) struct Metered<F> {
+    run: Pin<Box<F>>,
+    meter: Arc<CpuMeter>,
+}
+
+impl CpuMeter {
+    pub(super) fn new(limit_ms: u32) -> Self {
+        CpuMeter {
+            limit_ns: u64::from(limit_ms) * 1_000_000,
+            spent_ns: AtomicU64::new(0),
+            polled_at_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Called on the thread that polls.
+    pub(super) fn is_over(&self) -> bool {
+        let now = thread_cpu_ns().saturating_sub(self.polled_at_ns.load(Ordering::Relaxed));
+        self.spent_ns.load(Ordering::Relaxed) + now > self.limit_ns
+    }
+}
+
+impl<F> Metered<F> {
+    pub(super) fn new(run: F, meter: Arc<CpuMeter>) -> Self {
+        Metered { run: Box::pin(run), meter }
+    }
+}
+
+impl<F: Future> Future for Metered<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let start = thread_cpu_ns();
+        self.meter.polled_at_ns.store(start, Ordering::Relaxed);
+        let poll = self.run.as_mut().poll(cx);
+        self.meter.spent_ns.fetch_add(thread_cpu_ns().saturating_sub(start), Ordering::Relaxed);
+        poll
+    }
+}
+
+#[cfg(unix)]
+fn thread_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// Wall time, where the CPU time of a thread cannot be had.
+#[cfg(not(unix))]
+fn thread_cpu_ns() -> u64 {
+    static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+    START.elapsed().as_nanos() as u64
+}

@@ -1,0 +1,219 @@
+//! `agent.toml`: what the author of an agent asks for.
+//!
+//! Deny by default: what is not granted is denied, and a field that nobody knows is an error that names the nearest
+//! one, so that a misspelt grant or limit is never silently another.
+
+use crate::{AgentName, LimitsToml, RuntimeError, route::Route};
+use serde::{Deserialize, Serialize};
+
+/// More than any honest manifest has.
+const MAX_BYTES: usize = 256 << 10;
+const MAX_ROUTES: usize = 64;
+
+/// The text of an `agent.toml`, checked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    pub name: AgentName,
+    /// The agent's own model; `None` is the host's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Where the component lies, relative to the manifest. For the command line; the host is given the bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub build: Option<Build>,
+    #[serde(default)]
+    pub trigger: Triggers,
+    #[serde(default)]
+    pub grants: Grants,
+    #[serde(default)]
+    pub limits: LimitsToml,
+}
+
+/// How the component is built. For the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Build {
+    pub command: String,
+}
+
+/// What calls the agent, beside the host's own API.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Triggers {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub http: Vec<HttpTrigger>,
+}
+
+/// An HTTP route of the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpTrigger {
+    /// Such as `/concierge/{session}`.
+    pub route: Route,
+    /// In capitals.
+    #[serde(default = "post")]
+    pub method: String,
+}
+
+/// What the agent may use beyond the `skep:agent` interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grants {
+    /// `wasi:clocks`.
+    #[serde(default)]
+    pub clocks: bool,
+    /// `wasi:random`.
+    #[serde(default)]
+    pub random: bool,
+}
+
+impl Manifest {
+    pub fn from_toml(text: &str) -> Result<Self, RuntimeError> {
+        let invalid = |message: String| RuntimeError::Manifest { message };
+        if text.len() > MAX_BYTES {
+            return Err(invalid(format!("{} bytes; at most {MAX_BYTES} are allowed", text.len())));
+        }
+        let manifest: Manifest = toml::from_str(text).map_err(|error| invalid(explain(text, &error)))?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("names, numbers and flags are always TOML")
+    }
+
+    pub(crate) fn check(&self) -> Result<(), RuntimeError> {
+        self.limits.check()?;
+        let invalid = |message: String| Err(RuntimeError::Manifest { message });
+        let routes = &self.trigger.http;
+        if routes.len() > MAX_ROUTES {
+            return invalid(format!("{} routes; at most {MAX_ROUTES} are allowed", routes.len()));
+        }
+        for (index, trigger) in routes.iter().enumerate() {
+            if !METHODS.contains(&trigger.method.as_str()) {
+                return invalid(format!(
+                    "method {:?} of route {}; it may be {}",
+                    trigger.method,
+                    trigger.route,
+                    METHODS.join(", ")
+                ));
+            }
+            if let Some(other) = routes[..index].iter().find(|other| other.conflicts(trigger)) {
+                return invalid(format!(
+                    "routes {} and {} take the same {} requests; remove one",
+                    other.route, trigger.route, trigger.method
+                ));
+            }
+        }
+        match &self.model {
+            Some(model) if model.is_empty() || model.len() > 256 => {
+                invalid("model must have 1 to 256 characters; leave it out for the host's default".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
+
+impl HttpTrigger {
+    pub(crate) fn conflicts(&self, other: &HttpTrigger) -> bool {
+        self.method == other.method && self.route.overlaps(&other.route)
+    }
+}
+
+fn post() -> String {
+    "POST".to_owned()
+}
+
+/// The parser's message with the line it speaks of, and for an unknown field the nearest one that there is.
+fn explain(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message();
+    let line = error.span().map(|span| {
+        let before = &text.as_bytes()[..span.start.min(text.len())];
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    });
+    let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+    format!("{place}{message}{}", nearest_field(message).unwrap_or_default())
+}
+
+/// serde writes "unknown field `x`, expected one of `a`, `b`".
+fn nearest_field(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let (distance, name) = quoted.map(|name| (strsim::damerau_levenshtein(unknown, name), name)).min()?;
+    (distance <= 1 + name.len() / 2).then(|| format!("; did you mean `{name}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"
+name = "concierge"
+component = "target/concierge.wasm"
+model = "smollm2-135m"
+[build]
+command = "make"
+[[trigger.http]]
+route = "/concierge/{session}"
+[[trigger.http]]
+route = "/concierge/{session}"
+method = "GET"
+[grants]
+clocks = true
+[limits]
+memory_mb = 32
+tokens_per_turn = 512
+"#;
+
+    #[test]
+    fn a_full_manifest_reads_and_writes() {
+        let manifest = Manifest::from_toml(FULL).expect("valid");
+        assert_eq!(manifest.name.as_str(), "concierge");
+        assert_eq!(manifest.trigger.http[0].method, "POST");
+        assert!(manifest.grants.clocks && !manifest.grants.random);
+        assert_eq!(manifest.limits.memory_mb, Some(32));
+        assert_eq!(Manifest::from_toml(&manifest.to_toml()).expect("its own text"), manifest);
+    }
+
+    #[test]
+    fn a_name_is_enough_and_grants_nothing() {
+        let manifest = Manifest::from_toml("name = \"a\"").expect("valid");
+        assert_eq!(manifest.grants, Grants::default());
+        assert!(manifest.trigger.http.is_empty());
+    }
+
+    #[test]
+    fn a_mistake_is_named_with_its_line_and_the_nearest_right_word() {
+        for (text, expected) in [
+            ("name = \"a\"\n[grants]\nclock = true", "line 3: unknown field `clock`"),
+            ("name = \"a\"\n[grants]\nclock = true", "did you mean `clocks`?"),
+            ("name = \"a\"\n[limit]\ncpu_ms = 1", "did you mean `limits`?"),
+            ("name = \"a\"\n[limits]\nmemory_mib = 1", "did you mean `memory_mb`?"),
+            ("name = \"a\"\n[limits]\ncpu_ms = -1", "line 3"),
+            ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it may be 1 to 4096"),
+            ("name = \"A b\"", "an agent's name has"),
+            ("model = \"x\"", "name"),
+            ("name = \"a\"\nmodel = \"\"", "leave it out"),
+            ("name = \"a\"\n[[trigger.http]]\nroute = \"/v1/x\"", "would shadow the host's own /v1"),
+            ("name = \"a\"\n[[trigger.http]]\nroute = \"/x\"\nmethod = \"get\"", "it may be GET, POST"),
+            (
+                "name = \"a\"\n[[trigger.http]]\nroute = \"/x/{a}\"\n[[trigger.http]]\nroute = \"/x/{b}\"",
+                "take the same POST requests",
+            ),
+            ("name = ", "line 1"),
+        ] {
+            let message = Manifest::from_toml(text).expect_err(text).to_string();
+            assert!(message.contains(expected), "{text}\n→ {message}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_resembles_nothing_gets_no_suggestion() {
+        let message = Manifest::from_toml("name = \"a\"\nxylophones_everywhere = 1").expect_err("unknown").to_string();
+        assert!(!message.contains("did you mean"), "{message}");
+    }
+}

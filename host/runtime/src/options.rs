@@ -1,0 +1,35 @@
+//! What the operator decides about the runtime.
+
+use crate::Limits;
+use std::time::Duration;
+
+/// Bounds of the whole host. `Default` suits one machine.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// Sessions kept in memory. The one unused for longest goes first; it is read from the store when it is needed.
+    pub max_sessions_loaded: usize,
+    /// How long a session stays in memory without a turn.
+    pub session_idle: Duration,
+    /// Messages that wait in one session while a turn runs.
+    pub mailbox: usize,
+    /// Limits in force are the smaller of these and those of `agent.toml`.
+    pub ceilings: Limits,
+    pub max_component_bytes: usize,
+    /// Turns that run at once, each in an instance of its own; others wait.
+    pub max_instances: usize,
+    pub max_agents: usize,
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> Self {
+        RuntimeOptions {
+            max_sessions_loaded: 10_000,
+            session_idle: Duration::from_secs(600),
+            mailbox: 64,
+            ceilings: Limits::default(),
+            max_component_bytes: 64 << 20,
+            max_instances: 1_000,
+            max_agents: 10_000,
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The HTTP routes of agents: `/concierge/{session}` and the like.
+//!
+//! A route names where its session's id stands. It never shadows a path of the host, and two routes that one request
+//! could match never stand beside each other.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Paths of the host itself.
+const RESERVED: [&str; 4] = ["v1", "healthz", "readyz", "metrics"];
+const MAX_SEGMENTS: usize = 16;
+const MAX_BYTES: usize = 512;
+
+/// A route that a request matched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteMatch {
+    pub agent: String,
+    /// The parameter `session`, or a new id if the route has none.
+    pub session: String,
+    pub parameters: Vec<(String, String)>,
+}
+
+/// A parsed route. Its text form is what the author wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Route {
+    text: String,
+    segments: Vec<Segment>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(String),
+    Parameter(String),
+}
+
+impl Route {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let fail = |why: String| Err(format!("route {text:?} {why}"));
+        if text.len() > MAX_BYTES {
+            return Err(format!("a route has {} bytes; at most {MAX_BYTES} are allowed", text.len()));
+        }
+        let Some(path) = text.strip_prefix('/') else {
+            return fail("must begin with /".into());
+        };
+        if path.is_empty() {
+            return fail("must name a path, such as /concierge/{session}".into());
+        }
+        let mut segments = Vec::new();
+        for part in path.split('/') {
+            let segment = segment(part).or_else(fail)?;
+            if let Segment::Parameter(name) = &segment
+                && segments.contains(&segment)
+            {
+                return fail(format!("has the parameter {{{name}}} twice"));
+            }
+            segments.push(segment);
+        }
+        if segments.len() > MAX_SEGMENTS {
+            return fail(format!("has {} parts; at most {MAX_SEGMENTS} are allowed", segments.len()));
+        }
+        match &segments[0] {
+            Segment::Literal(first) if RESERVED.contains(&first.as_str()) => {
+                fail(format!("would shadow the host's own /{first}; begin it with another word"))
+            }
+            Segment::Parameter(_) => {
+                fail("begins with a parameter and would shadow the host's own paths; begin it with a word".into())
+            }
+            Segment::Literal(_) => Ok(Route { text: text.to_owned(), segments }),
+        }
+    }
+
+    /// The parameters of `path`, percent-decoded, if it is of this route.
+    pub(crate) fn parameters(&self, path: &str) -> Option<Vec<(String, String)>> {
+        let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+        if parts.len() != self.segments.len() {
+            return None;
+        }
+        let mut parameters = Vec::new();
+        for (segment, part) in self.segments.iter().zip(parts) {
+            match segment {
+                Segment::Literal(literal) if literal == part => {}
+                Segment::Parameter(name) if !part.is_empty() => {
+                    parameters.push((name.clone(), percent_decode(part)?));
+                }
+                _ => return None,
+            }
+        }
+        Some(parameters)
+    }
+
+    /// Whether one path could be of both.
+    pub(crate) fn overlaps(&self, other: &Route) -> bool {
+        self.segments.len() == other.segments.len()
+            && self.segments.iter().zip(&other.segments).all(|pair| match pair {
+                (Segment::Literal(a), Segment::Literal(b)) => a == b,
+                _ => true,
+            })
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl TryFrom<String> for Route {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        Route::parse(&text)
+    }
+}
+
+impl From<Route> for String {
+    fn from(route: Route) -> Self {
+        route.text
+    }
+}
+
+fn segment(part: &str) -> Result<Segment, String> {
+    if let Some(name) = part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+        let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+        return if !name.is_empty() && name.len() <= 32 && name.bytes().all(word) {
+            Ok(Segment::Parameter(name.to_owned()))
+        } else {
+            Err(format!("has the parameter {part}; its name needs 1 to 32 of the characters a-z, 0-9 and _"))
+        };
+    }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
+    if part.is_empty() {
+        Err("has an empty part".into())
+    } else if part == "." || part == ".." || !part.bytes().all(plain) {
+        Err(format!("has the part {part:?}; a part is {{name}} or of letters, digits, - _ . ~"))
+    } else {
+        Ok(Segment::Literal(part.to_owned()))
+    }
+}
+
+fn percent_decode(part: &str) -> Option<String> {
+    if !part.contains('%') {
+        return Some(part.to_owned());
+    }
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let [first, tail @ ..] = rest {
+        if *first == b'%' {
+            let [high, low, after @ ..] = tail else { return None };
+            let digit = |b: &u8| (*b as char).to_digit(16);
+            bytes.push((digit(high)? * 16 + digit(low)?) as u8);
+            rest = after;
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_matches_its_paths_and_decodes_parameters() {
+        let route = Route::parse("/shop/{session}/ask/{topic}").expect("valid");
+        let pairs = route.parameters("/shop/a%20b/ask/tea").expect("matches");
+        assert_eq!(pairs, [("session".into(), "a b".into()), ("topic".into(), "tea".into())]);
+        for other in ["/shop/a/ask", "/shop//ask/x", "/shop/a/tell/x", "/shop/%zz/ask/x", "/shop/%ff/ask/x", "shop"] {
+            assert_eq!(route.parameters(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn routes_that_shadow_or_make_no_sense_are_refused_with_the_reason() {
+        for (text, why) in [
+            ("concierge", "must begin with /"),
+            ("/", "must name a path"),
+            ("/v1/agents", "would shadow the host's own /v1"),
+            ("/metrics", "would shadow"),
+            ("/{session}", "begins with a parameter"),
+            ("/a//b", "empty part"),
+            ("/a/{Session}", "its name needs"),
+            ("/a/{x}/{x}", "twice"),
+            ("/a/..", "has the part"),
+            ("/a b", "has the part"),
+        ] {
+            let message = Route::parse(text).expect_err(text);
+            assert!(message.contains(why), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn routes_overlap_if_one_path_could_be_of_both() {
+        let route = |text| Route::parse(text).expect("valid");
+        assert!(route("/a/{x}").overlaps(&route("/a/b")));
+        assert!(route("/a/{x}").overlaps(&route("/a/{y}")));
+        assert!(!route("/a/{x}").overlaps(&route("/b/{x}")));
+        assert!(!route("/a/{x}").overlaps(&route("/a/{x}/c")));
+    }
+}

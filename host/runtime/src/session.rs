@@ -1,0 +1,175 @@
+//! The sessions in memory: who is loaded, whose mailbox is full, and who has to go.
+//!
+//! A session is `(agent, id)`. While it is loaded one actor owns it and runs its turns one after the other. Messages
+//! are sent, and actors are retired, only under the one lock in here; so no message is ever sent to an actor that
+//! has gone, and no session ever has two.
+
+mod actor;
+mod outcome;
+mod turn;
+
+pub(crate) use actor::{Command, decode_conversation};
+pub(crate) use turn::TurnRequest;
+
+use crate::{RuntimeError, RuntimeOptions, agent_host::Services};
+use actor::Actor;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc, watch};
+
+/// What a caller is told to wait who finds a mailbox full.
+const RETRY_AFTER_MS: u32 = 1_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SessionKey {
+    pub(crate) agent: String,
+    pub(crate) session: String,
+}
+
+/// All loaded sessions. Dropping it ends them.
+pub(crate) struct Sessions {
+    loaded: Mutex<HashMap<SessionKey, Loaded>>,
+    max_loaded: usize,
+    mailbox: usize,
+    idle: Duration,
+}
+
+/// The way to one actor. Dropping it stops the turn that runs.
+struct Loaded {
+    mailbox: mpsc::Sender<Envelope>,
+    /// Commands that wait or run.
+    pending: Arc<AtomicUsize>,
+    used_at: Instant,
+    _alive: watch::Sender<()>,
+}
+
+/// A command that counts as pending until it is dropped.
+struct Envelope {
+    command: Command,
+    _pending: Pending,
+}
+
+struct Pending(Arc<AtomicUsize>);
+
+impl Sessions {
+    pub(crate) fn new(options: &RuntimeOptions) -> Self {
+        Sessions {
+            loaded: Mutex::default(),
+            max_loaded: options.max_sessions_loaded.max(1),
+            mailbox: options.mailbox.max(1),
+            idle: options.session_idle,
+        }
+    }
+
+    /// Puts a command into the session's mailbox; loads the session if it is not there.
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        services: &Arc<Services>,
+        key: SessionKey,
+        command: Command,
+    ) -> Result<(), RuntimeError> {
+        let mut loaded = self.lock();
+        if !loaded.contains_key(&key) {
+            self.make_room(&mut loaded)?;
+            loaded.insert(key.clone(), self.load(services, key.clone()));
+        }
+        let session = loaded.get_mut(&key).expect("it was loaded above");
+        session.used_at = Instant::now();
+        let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
+        session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
+            message: format!("{} messages wait in session {}/{} already", self.mailbox, key.agent, key.session),
+            retry_after_ms: RETRY_AFTER_MS,
+        })
+    }
+
+    /// Ends all sessions of an agent; resolves when their last turn has stopped.
+    pub(crate) async fn end_agent(&self, agent: &str) {
+        self.end(|key| key.agent == agent).await;
+    }
+
+    pub(crate) async fn end_all(&self) {
+        self.end(|_| true).await;
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
+        let mut mailboxes = Vec::new();
+        self.lock().retain(|key, session| {
+            let stays = !which(key);
+            if !stays {
+                mailboxes.push(session.mailbox.downgrade());
+            }
+            stays
+        });
+        for mailbox in mailboxes.iter().filter_map(mpsc::WeakSender::upgrade) {
+            // The actor sees that its handle is gone, although this sender is there for another moment.
+            mailbox.closed().await;
+        }
+    }
+
+    /// The actor of `key` retires, unless a message has come in.
+    fn retire(&self, key: &SessionKey, mailbox: &mpsc::Receiver<Envelope>) -> bool {
+        let mut loaded = self.lock();
+        if !mailbox.is_empty() {
+            return false;
+        }
+        loaded.remove(key);
+        true
+    }
+
+    fn load(self: &Arc<Self>, services: &Arc<Services>, key: SessionKey) -> Loaded {
+        let (mailbox, receiver) = mpsc::channel(self.mailbox);
+        let (alive, gone) = watch::channel(());
+        let sessions: Weak<Sessions> = Arc::downgrade(self);
+        let actor = Actor::new(services.clone(), sessions, key, gone);
+        tokio::spawn(actor.run(receiver, self.idle));
+        Loaded { mailbox, pending: Arc::default(), used_at: Instant::now(), _alive: alive }
+    }
+
+    /// Retires those unused for longest, some at once so that the next ones find room without a search.
+    fn make_room(&self, loaded: &mut HashMap<SessionKey, Loaded>) -> Result<(), RuntimeError> {
+        if loaded.len() < self.max_loaded {
+            return Ok(());
+        }
+        let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
+        let mut idle: Vec<(Instant, SessionKey)> =
+            idle.map(|(key, session)| (session.used_at, key.clone())).collect();
+        if idle.is_empty() {
+            return Err(RuntimeError::MailboxFull {
+                message: format!("{} sessions are busy, as many as the host keeps in memory", loaded.len()),
+                retry_after_ms: RETRY_AFTER_MS,
+            });
+        }
+        idle.sort_unstable_by_key(|(used_at, _)| *used_at);
+        for (_, key) in idle.into_iter().take(1 + self.max_loaded / 16) {
+            loaded.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Loaded>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Pending(count.clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,115 @@
+//! The owner of one loaded session: takes one command after the other.
+//!
+//! What it remembers of the session is what the store holds. When a commit fails it forgets, and reads again.
+
+use super::{Envelope, SessionKey, Sessions, turn::TurnRequest};
+use crate::{
+    RuntimeError,
+    agent_host::Services,
+    capability::{StoredConversation, state::State},
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// What a session can be asked.
+pub(crate) enum Command {
+    Turn(Box<TurnRequest>),
+    /// Forget everything. Whether there was anything.
+    Delete(oneshot::Sender<Result<bool, RuntimeError>>),
+}
+
+pub(super) struct Actor {
+    pub(super) services: Arc<Services>,
+    pub(super) key: SessionKey,
+    /// Closed when nobody wants this actor any more.
+    pub(super) gone: watch::Receiver<()>,
+    pub(super) memory: Option<Memory>,
+    sessions: Weak<Sessions>,
+}
+
+/// The committed session.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) turns: u64,
+    pub(super) state: Arc<State>,
+    pub(super) conversations: Arc<BTreeMap<String, StoredConversation>>,
+}
+
+impl Actor {
+    pub(super) fn new(
+        services: Arc<Services>,
+        sessions: Weak<Sessions>,
+        key: SessionKey,
+        gone: watch::Receiver<()>,
+    ) -> Self {
+        Actor { services, key, gone, memory: None, sessions }
+    }
+
+    /// Until the session is idle for long, or its handle is dropped.
+    pub(super) async fn run(mut self, mut mailbox: mpsc::Receiver<Envelope>, idle: Duration) {
+        loop {
+            let mut gone = self.gone.clone();
+            let envelope = tokio::select! {
+                biased;
+                _ = gone.changed() => return,
+                envelope = tokio::time::timeout(idle, mailbox.recv()) => envelope,
+            };
+            match envelope {
+                Ok(Some(Envelope { command, _pending })) => self.take(command).await,
+                Ok(None) => return,
+                Err(_idle) => match self.sessions.upgrade() {
+                    Some(sessions) if !sessions.retire(&self.key, &mailbox) => {}
+                    _ => return,
+                },
+            }
+        }
+    }
+
+    async fn take(&mut self, command: Command) {
+        match command {
+            Command::Turn(request) => self.turn(*request).await,
+            Command::Delete(answer) => {
+                self.memory = None;
+                let SessionKey { agent, session } = &self.key;
+                let deleted = self.services.store.delete_session(agent, session).await;
+                // Nobody may wait for the answer any more; the session is deleted all the same.
+                let _ = answer.send(deleted.map_err(RuntimeError::from));
+            }
+        }
+    }
+
+    /// The session as it is committed.
+    pub(super) async fn memory(&mut self) -> Result<&mut Memory, RuntimeError> {
+        if self.memory.is_none() {
+            self.memory = Some(self.read().await?);
+        }
+        Ok(self.memory.as_mut().expect("it was read above"))
+    }
+
+    async fn read(&self) -> Result<Memory, RuntimeError> {
+        let SessionKey { agent, session } = &self.key;
+        let Some(snapshot) = self.services.store.session(agent, session).await? else {
+            return Ok(Memory::default());
+        };
+        let mut conversations = BTreeMap::new();
+        for row in snapshot.conversations {
+            let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
+                message: format!("conversation {:?} of session {agent}/{session} is unreadable: {error}", row.name),
+            })?;
+            conversations.insert(row.name, conversation);
+        }
+        Ok(Memory {
+            turns: snapshot.row.turns,
+            state: Arc::new(snapshot.state.into_iter().collect()),
+            conversations: Arc::new(conversations),
+        })
+    }
+}
+
+pub(crate) fn decode_conversation(body: &[u8]) -> Result<StoredConversation, serde_json::Error> {
+    serde_json::from_slice(body)
+}

@@ -1,0 +1,78 @@
+//! What the host tells about its agents and their sessions.
+
+use crate::Limits;
+use serde_json::Value;
+use skep_engine::{Usage, chat::ChatMessage};
+
+/// A deployed agent, in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentSummary {
+    pub name: String,
+    /// In the agent's own words.
+    pub description: String,
+    /// SHA-256 of the component, in hex.
+    pub digest: String,
+    pub model: String,
+    pub deployed_at_ms: u64,
+    pub tools: Vec<String>,
+    pub routes: Vec<String>,
+}
+
+/// A deployed agent with everything that its author wrote.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentDetail {
+    pub summary: AgentSummary,
+    pub manifest_toml: String,
+    pub tools: Vec<ToolDefinition>,
+    /// In force.
+    pub limits: Limits,
+}
+
+/// A tool that an agent offers to its model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolDefinition {
+    pub name: String,
+    pub description: String,
+    pub input_schema: Value,
+    pub output_schema: Option<Value>,
+}
+
+/// A stored agent that could not be started again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedAgent {
+    pub name: String,
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionSummary {
+    pub id: String,
+    /// Committed.
+    pub turns: u64,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct SessionDetail {
+    pub summary: SessionSummary,
+    /// Of all conversations, one after the other in the order of their names.
+    pub messages: Vec<ChatMessage>,
+    /// Sum over all conversations.
+    pub usage: Usage,
+    pub state_keys: Vec<String>,
+    /// Keys and values.
+    pub state_bytes: u64,
+}
+
+/// A line that an agent logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// Grows, so that a reader asks for what came after the last one it saw.
+    pub id: i64,
+    pub session: String,
+    pub turn: u64,
+    pub at_ms: u64,
+    pub level: String,
+    pub message: String,
+}
