@@ -4,7 +4,7 @@
 //! that an idle pool takes no CPU. A task that panics makes `run` panic on the caller, after all tasks are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -33,18 +33,26 @@ struct Job {
 }
 
 struct Shared {
-    /// Counts operations; a worker that sees a new number reads `job`.
-    epoch: AtomicUsize,
+    /// The operation's number, whether it takes workers, and how many are in it: see [`Gate`].
+    gate: AtomicU64,
     job: std::cell::UnsafeCell<Option<Job>>,
     next: AtomicUsize,
-    /// Workers that have not finished the operation.
-    busy: AtomicUsize,
     parked: Vec<AtomicBool>,
     stop: AtomicBool,
     failure: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
-// SAFETY: `job` is written only while every worker is idle (`busy` is 0) and published by the release of `epoch`.
+/// A worker enters an operation only while its gate is open, so that the caller need not wait for one that the
+/// operating system has not scheduled: when the tasks are gone it closes the gate and waits for those inside.
+struct Gate;
+
+impl Gate {
+    const INSIDE: u64 = 0x7fff;
+    const OPEN: u64 = 0x8000;
+    const EPOCH: u64 = 0x1_0000;
+}
+
+// SAFETY: `job` is written only while the gate is closed with nobody inside, and published by opening it.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only followed while `run` holds the closure alive.
 unsafe impl Send for Shared {}
@@ -54,10 +62,9 @@ impl WorkerPool {
     pub fn new(threads: usize) -> Result<Self, KernelError> {
         let threads = threads.clamp(1, MAX_THREADS);
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            gate: AtomicU64::new(0),
             job: std::cell::UnsafeCell::new(None),
             next: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -96,22 +103,22 @@ impl WorkerPool {
         let call: &(dyn Fn(usize) + Sync) = &task;
         // SAFETY: only the lifetime is erased; `run` waits for every worker before it returns.
         let call: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(call) };
-        // SAFETY: all workers are idle: `busy` was waited for by the previous operation.
+        // SAFETY: the previous operation closed the gate and saw everybody leave.
         unsafe { *shared.job.get() = Some(Job { call, count }) };
         shared.next.store(0, Ordering::Relaxed);
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        shared.gate.fetch_add(Gate::EPOCH + Gate::OPEN, Ordering::SeqCst);
         for (parked, thread) in shared.parked.iter().zip(&self.wake) {
             if parked.load(Ordering::SeqCst) {
                 thread.unpark();
             }
         }
         shared.take_tasks(Job { call, count });
+        shared.gate.fetch_and(!Gate::OPEN, Ordering::SeqCst);
         let mut spins = 0u32;
-        while shared.busy.load(Ordering::Acquire) != 0 {
+        while shared.gate.load(Ordering::Acquire) & Gate::INSIDE != 0 {
             spins += 1;
-            // A worker that lost its core needs ours.
-            if spins.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            // A worker that lost its core inside a task may need ours.
+            if spins.is_multiple_of(2048) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         drop(turn);
         let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -135,28 +142,36 @@ impl Drop for WorkerPool {
 impl Shared {
     fn work(&self, index: usize) {
         let mut seen = 0;
-        while self.wait(index, seen) {
-            seen = self.epoch.load(Ordering::SeqCst);
-            // SAFETY: published before the epoch, and not written again until `busy` drops to 0.
+        while let Some(epoch) = self.enter(index, seen) {
+            seen = epoch;
+            // SAFETY: published before the gate opened, and not written again while this worker is inside.
             if let Some(job) = unsafe { *self.job.get() } {
                 self.take_tasks(job);
             }
-            self.busy.fetch_sub(1, Ordering::AcqRel);
+            self.gate.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Waits for an epoch after `seen`; false when the pool stops.
-    fn wait(&self, index: usize, seen: usize) -> bool {
+    /// Waits for an open operation other than `seen` and enters it; `None` when the pool stops.
+    fn enter(&self, index: usize, seen: u64) -> Option<u64> {
         let start = Instant::now();
         let mut spins = 0u32;
-        while self.epoch.load(Ordering::SeqCst) == seen {
+        loop {
             if self.stop.load(Ordering::Relaxed) {
-                return false;
+                return None;
+            }
+            let gate = self.gate.load(Ordering::SeqCst);
+            if self.awaits(gate, seen) {
+                if self.gate.compare_exchange(gate, gate + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                    return Some(gate / Gate::EPOCH);
+                }
+                continue;
             }
             spins += 1;
             if spins.is_multiple_of(256) && start.elapsed() > SPIN {
                 self.parked[index].store(true, Ordering::SeqCst);
-                if self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
+                let gate = self.gate.load(Ordering::SeqCst);
+                if !self.awaits(gate, seen) && !self.stop.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
                 self.parked[index].store(false, Ordering::SeqCst);
@@ -164,11 +179,15 @@ impl Shared {
                 std::hint::spin_loop();
             }
         }
-        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether an operation that the worker has not been in takes workers.
+    fn awaits(&self, gate: u64, seen: u64) -> bool {
+        gate & Gate::OPEN != 0 && gate / Gate::EPOCH != seen
     }
 
     fn take_tasks(&self, job: Job) {
-        // SAFETY: `run` keeps the closure alive until `busy` is 0.
+        // SAFETY: `run` keeps the closure alive until everybody left.
         let call = unsafe { &*job.call };
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
