@@ -1,1 +1,102 @@
-//! placeholder
+//! Write agents for Skep in Rust.
+//!
+//! An agent is a function that takes one turn of a session: a message comes in, the agent talks to a model, calls its
+//! tools, changes the session's state, and replies. It is built to a sandboxed WebAssembly component; the model, the
+//! conversation's KV cache and the state stay with the host and survive a restart. What a turn changed is kept when it
+//! ends well, and dropped when it does not.
+//!
+//! ```
+//! use schemars::JsonSchema;
+//! use serde::{Deserialize, Serialize};
+//! use skep_sdk::{AgentError, Context, Message, Reply, ToolError, agent, tool};
+//!
+//! #[derive(Serialize, Deserialize, JsonSchema)]
+//! struct Order {
+//!     id: u32,
+//!     shipped: bool,
+//! }
+//!
+//! /// Looks up an order by its number.
+//! #[tool]
+//! async fn find_order(cx: &Context, id: u32) -> Result<Order, ToolError> {
+//!     let shipped = cx.state().get(&format!("shipped/{id}"))?;
+//!     let shipped = shipped.ok_or_else(|| format!("there is no order {id}"))?;
+//!     Ok(Order { id, shipped })
+//! }
+//!
+//! /// Answers questions about orders.
+//! #[agent(tools = [find_order])]
+//! async fn orders(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+//!     cx.state().set("shipped/7", &true)?;
+//!     cx.conversation().system("You answer questions about orders.").user(message.text).run().await
+//! }
+//!
+//! // In a test, without a host: the model's part is scripted.
+//! use skep_sdk::testing::{Harness, ScriptedModel};
+//! let model = ScriptedModel::new().call("find_order", serde_json::json!({"id": 7})).text("It is on its way.");
+//! let mut harness = Harness::new(orders).model(model);
+//! let outcome = harness.send("Where is order 7?").unwrap();
+//! assert_eq!(outcome.reply.text, "It is on its way.");
+//! assert_eq!(outcome.tool_calls[0].outcome.as_ref().unwrap()["shipped"], true);
+//! ```
+//!
+//! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros; a crate has one agent and any number of tools.
+//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Log`].
+//! - [`AgentError`], [`InferenceError`], [`StateError`] and [`ToolError`] say what went wrong and who can help.
+//! - [`testing`] runs an agent in a plain `#[test]`.
+//!
+//! Types of arguments, results and structured output derive `JsonSchema` from `schemars` 1; the host enforces the
+//! schema while the model decodes, so `#[schemars(length(max = 40))]` or an enum is a promise that the model keeps.
+
+// The generated bindings call the host through the component ABI; nothing else may.
+#![deny(unsafe_code)]
+#![cfg_attr(not(target_arch = "wasm32"), forbid(unsafe_code))]
+
+mod agent;
+mod context;
+mod conversation;
+
+mod completion;
+mod generation;
+mod options;
+
+mod message;
+mod state;
+mod tool;
+
+mod schema;
+
+mod error;
+
+mod host;
+mod join;
+
+#[cfg(target_arch = "wasm32")]
+#[allow(unsafe_code)]
+mod component;
+
+#[cfg(not(target_arch = "wasm32"))]
+pub mod testing;
+
+#[doc(hidden)]
+#[path = "private.rs"]
+pub mod __private;
+
+pub use agent::Agent;
+pub use completion::Completion;
+pub use context::{Context, Log};
+pub use conversation::{Conversation, TextStream};
+pub use error::{AgentError, InferenceError, StateError, ToolError};
+pub use generation::{
+    Entry, Finish, GenerateOptions, Generation, ModelInfo, Output, Sampling, Timing, ToolCall, ToolChoice,
+    Usage,
+};
+pub use host::Level;
+pub use join::{join, join_all};
+pub use message::{HttpRequest, Message, Origin, Reply};
+pub use skep_sdk_macros::{agent, tool};
+pub use state::State;
+pub use tool::ToolDefinition;
+
+/// The JSON library of this crate, for `json!` and `Value`.
+pub use serde_json;

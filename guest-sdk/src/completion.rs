@@ -1,0 +1,33 @@
+//! Continuing a text, without a conversation or a chat template.
+
+use crate::options::option_methods;
+use crate::{Context, GenerateOptions, Generation, InferenceError};
+
+/// A text to continue. See [`Context::complete`].
+#[must_use = "a completion does nothing until generate is called"]
+#[derive(Clone)]
+pub struct Completion<'a> {
+    cx: &'a Context,
+    prompt: String,
+    model: Option<String>,
+    options: GenerateOptions,
+}
+
+impl<'a> Completion<'a> {
+    pub(crate) fn new(cx: &'a Context, prompt: String) -> Self {
+        Self { cx, prompt, model: None, options: GenerateOptions::default() }
+    }
+
+    /// The model to use; without it the agent's own.
+    pub fn model(mut self, name: impl Into<String>) -> Self {
+        self.model = Some(name.into());
+        self
+    }
+
+    option_methods!();
+
+    /// Generates the continuation.
+    pub async fn generate(self) -> Result<Generation, InferenceError> {
+        self.cx.host().complete(self.model.as_deref(), &self.prompt, self.options).await
+    }
+}

@@ -1,0 +1,116 @@
+//! What an agent and its tools can do during a turn.
+
+use std::fmt::Display;
+use std::rc::Rc;
+
+use crate::host::{Host, Level};
+use crate::tool::Tool;
+use crate::{Completion, Conversation, Message, ModelInfo, State};
+
+/// The name of the conversation that [`Context::conversation`] opens.
+const MAIN_CONVERSATION: &str = "main";
+
+/// One turn of one session: its message, conversations, state and log.
+pub struct Context {
+    host: Rc<dyn Host>,
+    tools: &'static [Tool],
+    message: Message,
+}
+
+impl Context {
+    pub(crate) fn new(host: Rc<dyn Host>, tools: &'static [Tool], message: Message) -> Self {
+        Self { host, tools, message }
+    }
+
+    /// The session's main conversation. The host keeps it between turns, so append only what is new.
+    pub fn conversation(&self) -> Conversation<'_> {
+        self.conversation_named(MAIN_CONVERSATION)
+    }
+
+    /// The session's conversation of this name.
+    pub fn conversation_named(&self, name: &str) -> Conversation<'_> {
+        Conversation::open(self, name, None)
+    }
+
+    /// As [`conversation_named`](Self::conversation_named); if it does not exist yet it starts with this model.
+    pub fn conversation_with_model(&self, name: &str, model: &str) -> Conversation<'_> {
+        Conversation::open(self, name, Some(model))
+    }
+
+    /// Continues a text, without a conversation or a chat template.
+    pub fn complete(&self, prompt: impl Into<String>) -> Completion<'_> {
+        Completion::new(self, prompt.into())
+    }
+
+    /// The models that this agent may use.
+    pub fn models(&self) -> Vec<ModelInfo> {
+        self.host.models()
+    }
+
+    /// The session's durable state.
+    pub fn state(&self) -> State<'_> {
+        State { host: &*self.host }
+    }
+
+    /// The agent's log, which `skep logs` shows.
+    pub fn log(&self) -> Log<'_> {
+        Log { host: &*self.host }
+    }
+
+    /// The message of this turn.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// The session's id.
+    pub fn session(&self) -> &str {
+        &self.message.session
+    }
+
+    /// 1 for the session's first turn.
+    pub fn turn(&self) -> u64 {
+        self.message.turn
+    }
+
+    /// The turn's time in milliseconds since 1970-01-01 UTC: when its message came. It stands still during the turn, so
+    /// that a turn which is run again sees the same time.
+    pub fn now_ms(&self) -> u64 {
+        self.message.received_at_ms
+    }
+
+    pub(crate) fn host(&self) -> &dyn Host {
+        &*self.host
+    }
+
+    pub(crate) fn tools(&self) -> &'static [Tool] {
+        self.tools
+    }
+}
+
+/// The agent's log. The host bounds the length of a line and their number in a turn.
+#[derive(Clone, Copy)]
+pub struct Log<'a> {
+    host: &'a dyn Host,
+}
+
+impl Log<'_> {
+    /// For the author.
+    pub fn debug(&self, message: impl Display) {
+        self.host.log(Level::Debug, &message.to_string());
+    }
+
+    /// What happened.
+    pub fn info(&self, message: impl Display) {
+        self.host.log(Level::Info, &message.to_string());
+    }
+
+    /// What may need attention.
+    pub fn warn(&self, message: impl Display) {
+        self.host.log(Level::Warn, &message.to_string());
+    }
+
+    /// What went wrong.
+    pub fn error(&self, message: impl Display) {
+        self.host.log(Level::Error, &message.to_string());
+    }
+}

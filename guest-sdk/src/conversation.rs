@@ -1,0 +1,221 @@
+//! A conversation with the model: what is said, how to answer, and the loop through the tools.
+//!
+//! The host keeps the messages, so a [`Conversation`] is a handle with the options of the next generation. A failed
+//! append is kept and reported by the call that ends the chain, so that a chain needs one `?`.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::host::{HostConversation, HostStream};
+use crate::options::option_methods;
+use crate::{
+    AgentError, Context, Entry, GenerateOptions, Generation, InferenceError, Output, Reply, ToolCall,
+    ToolChoice, Usage, join_all, schema,
+};
+
+const DEFAULT_MAX_ROUNDS: u32 = 8;
+
+/// A conversation of the session. Built step by step and ended by [`run`](Self::run), [`generate`](Self::generate),
+/// [`stream`](Self::stream) or [`extract`](Self::extract).
+///
+/// ```
+/// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
+/// /// Answers in one sentence.
+/// #[agent]
+/// async fn terse(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+///     cx.conversation().system("Answer in one sentence.").user(message.text).max_tokens(60).run().await
+/// }
+/// ```
+#[must_use = "a conversation does nothing more until it is ended by run, generate, stream or extract"]
+#[derive(Clone)]
+pub struct Conversation<'a> {
+    cx: &'a Context,
+    host: Result<Rc<dyn HostConversation>, InferenceError>,
+    options: GenerateOptions,
+    tools: Option<Vec<String>>,
+    max_rounds: u32,
+}
+
+impl<'a> Conversation<'a> {
+    pub(crate) fn open(cx: &'a Context, name: &str, model: Option<&str>) -> Self {
+        Self::new(cx, cx.host().open(name, model))
+    }
+
+    fn new(cx: &'a Context, host: Result<Rc<dyn HostConversation>, InferenceError>) -> Self {
+        Self { cx, host, options: GenerateOptions::default(), tools: None, max_rounds: DEFAULT_MAX_ROUNDS }
+    }
+
+    /// Sets the system message. The same text again changes nothing; a new one costs the warm prefix.
+    pub fn system(self, text: impl AsRef<str>) -> Self {
+        self.append(|host| host.set_system(text.as_ref()))
+    }
+
+    /// Appends what the user says.
+    pub fn user(self, text: impl AsRef<str>) -> Self {
+        self.append(|host| host.append_user(text.as_ref()))
+    }
+
+    /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this by itself.
+    pub fn tool_result(self, call_id: &str, outcome: Result<Value, String>) -> Self {
+        self.append(|host| host.append_tool_result(call_id, &outcome))
+    }
+
+    /// Which of the agent's tools the model may call. Without it: all of them in [`run`](Self::run), none elsewhere.
+    pub fn tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.tools = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Whether the model calls a tool. [`run`](Self::run) applies `Required` and `Named` to its first round only, so
+    /// that it ends: after `Required` the model decides, after `Named` it answers.
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
+        self.options.tool_choice = choice;
+        self
+    }
+
+    /// How many generations [`run`](Self::run) may take; 8 without it.
+    pub fn max_rounds(mut self, rounds: u32) -> Self {
+        self.max_rounds = rounds.max(1);
+        self
+    }
+
+    option_methods!();
+
+    /// Generates, calls the tools that the model asks for, hands it their results, and so on until it answers.
+    ///
+    /// The calls of one round run at the same time. What a tool returns as its error is told to the model and does
+    /// not end the run.
+    pub async fn run(mut self) -> Result<Reply, AgentError> {
+        let host = self.host.clone()?;
+        let mut options =
+            self.take_options(|cx| cx.tools().iter().map(|tool| tool.name.to_owned()).collect());
+        if options.tools.is_empty() && options.tool_choice == ToolChoice::Auto {
+            options.tool_choice = ToolChoice::None;
+        }
+        for _ in 0..self.max_rounds {
+            let generation = host.generate(options.clone()).await?;
+            if generation.tool_calls.is_empty() {
+                return Ok(Reply::text(generation.text));
+            }
+            let cx = self.cx;
+            let outcomes = join_all(generation.tool_calls.iter().map(|call| call_tool(cx, call))).await;
+            for (call, outcome) in generation.tool_calls.iter().zip(&outcomes) {
+                host.append_tool_result(&call.id, outcome)?;
+            }
+            options.tool_choice = match options.tool_choice {
+                ToolChoice::Auto | ToolChoice::Required => ToolChoice::Auto,
+                ToolChoice::Named(_) | ToolChoice::None => ToolChoice::None,
+            };
+        }
+        Err(AgentError::TooManyRounds { limit: self.max_rounds })
+    }
+
+    /// Generates one assistant message, and leaves its tool calls to the caller.
+    pub async fn generate(mut self) -> Result<Generation, InferenceError> {
+        let host = self.host.clone()?;
+        host.generate(self.take_options(|_| Vec::new())).await
+    }
+
+    /// Generates one assistant message and gives its text as it comes.
+    pub async fn stream(mut self) -> Result<TextStream, InferenceError> {
+        let host = self.host.clone()?;
+        let inner = host.stream(self.take_options(|_| Vec::new())).await?;
+        Ok(TextStream { inner })
+    }
+
+    /// Generates one message that is a `T`: its JSON Schema is enforced while decoding.
+    ///
+    /// ```
+    /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Mood {
+    ///     happy: bool,
+    /// }
+    ///
+    /// /// Reads the mood of a text.
+    /// #[agent]
+    /// async fn mood(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     let mood: Mood = cx.conversation().user(message.text).hidden().extract().await?;
+    ///     Reply::json("Read.", &mood)
+    /// }
+    /// ```
+    pub async fn extract<T: DeserializeOwned + JsonSchema>(self) -> Result<T, InferenceError> {
+        let generation =
+            self.output(Output::JsonSchema(schema::input_schema::<T>())).tools([""; 0]).generate().await?;
+        serde_json::from_str(&generation.text).map_err(|error| {
+            InferenceError::SchemaInvalid(format!(
+                "the answer fits the schema but not the Rust type ({error}); say the rule in the schema too: {}",
+                generation.text
+            ))
+        })
+    }
+
+    /// Copies this conversation under another name; both share their KV cache up to here.
+    pub fn fork(&self, name: &str) -> Result<Conversation<'a>, InferenceError> {
+        let host = self.host.clone()?.fork(name)?;
+        Ok(Conversation::new(self.cx, Ok(host)))
+    }
+
+    /// Everything so far, the system message first.
+    pub fn messages(&self) -> Result<Vec<Entry>, InferenceError> {
+        Ok(self.host.clone()?.messages())
+    }
+
+    /// Forgets all messages.
+    pub fn clear(self) -> Self {
+        self.append(|host| {
+            host.clear();
+            Ok(())
+        })
+    }
+
+    /// Sum over all generations of this conversation.
+    pub fn usage(&self) -> Result<Usage, InferenceError> {
+        Ok(self.host.clone()?.usage())
+    }
+
+    fn append(mut self, action: impl FnOnce(&dyn HostConversation) -> Result<(), InferenceError>) -> Self {
+        if let Ok(host) = &self.host
+            && let Err(error) = action(&**host)
+        {
+            self.host = Err(error);
+        }
+        self
+    }
+
+    fn take_options(&mut self, default_tools: impl FnOnce(&Context) -> Vec<String>) -> GenerateOptions {
+        let mut options = std::mem::take(&mut self.options);
+        options.tools = self.tools.take().unwrap_or_else(|| default_tools(self.cx));
+        options
+    }
+}
+
+/// The text of a message while it is generated. Dropping it cancels the generation.
+pub struct TextStream {
+    inner: Box<dyn HostStream>,
+}
+
+impl TextStream {
+    /// The next piece, or `None` at the end.
+    pub async fn next(&mut self) -> Option<String> {
+        self.inner.next().await
+    }
+
+    /// The whole message, after reading what is left. The conversation has it from here on.
+    pub async fn finish(mut self) -> Result<Generation, InferenceError> {
+        while self.inner.next().await.is_some() {}
+        self.inner.finish().await
+    }
+}
+
+async fn call_tool(cx: &Context, call: &ToolCall) -> Result<Value, String> {
+    let Some(tool) = cx.tools().iter().find(|tool| tool.name == call.name) else {
+        return Err(format!("there is no tool `{}`", call.name));
+    };
+    (tool.call)(cx, call.arguments.clone()).await.map_err(|error| error.message().to_owned())
+}

@@ -1,0 +1,212 @@
+//! What can go wrong, by who can do something about it: the caller of the agent, the agent, the model.
+//!
+//! Every message says what was wrong and, where there is one, the way out. No type of the bindings appears here.
+
+use std::fmt;
+
+/// Why an inference call failed, and so what an agent may do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InferenceError {
+    /// The engine's queue is full.
+    Busy {
+        /// When to try again.
+        retry_after_ms: u32,
+    },
+    /// Prompt and requested output do not fit.
+    ContextOverflow {
+        /// The model's context, or what the turn may use, in tokens.
+        limit_tokens: u32,
+    },
+    /// A tool call or a constrained output was cut off by a token limit; the incomplete part was discarded.
+    Truncated,
+    /// A schema, regex or grammar cannot be compiled, or a value does not validate. The text names the place.
+    SchemaInvalid(String),
+    /// No such model. The text names those that there are.
+    ModelUnknown(String),
+    /// Not granted. The text names the line that would allow it.
+    Denied(String),
+    /// An argument is out of its range. The text says which one.
+    InvalidArgument(String),
+    /// The caller went away, or the turn ran out of its time.
+    Cancelled,
+    /// A fault of the host.
+    Internal(String),
+}
+
+impl InferenceError {
+    /// Whether the same call may succeed later, or with a larger `max_tokens`.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Busy { .. } | Self::Truncated)
+    }
+}
+
+impl fmt::Display for InferenceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { retry_after_ms } => {
+                write!(f, "the engine's queue is full; try again in {retry_after_ms} ms")
+            }
+            Self::ContextOverflow { limit_tokens } => write!(
+                f,
+                "prompt and output exceed the limit of {limit_tokens} tokens; shorten the conversation or lower max_tokens"
+            ),
+            Self::Truncated => {
+                f.write_str("a constrained output was cut off by a token limit; allow more with max_tokens")
+            }
+            Self::SchemaInvalid(at) => write!(f, "a schema, or a value against it, is invalid: {at}"),
+            Self::ModelUnknown(known) => write!(f, "the model is unknown: {known}"),
+            Self::Denied(why) => write!(f, "not granted: {why}"),
+            Self::InvalidArgument(what) => write!(f, "invalid argument: {what}"),
+            Self::Cancelled => f.write_str("the turn was cancelled or ran out of its time"),
+            Self::Internal(what) => write!(f, "the host failed: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for InferenceError {}
+
+/// Why reading or writing the session's state failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The key is empty or longer than 256 bytes.
+    InvalidKey(String),
+    /// A bound of the operator would be exceeded. The text says which and by how much.
+    QuotaExceeded(String),
+    /// The stored value is not what the agent asked for, or a value cannot be written as JSON.
+    Json {
+        /// Whose value it is.
+        key: String,
+        /// What was wrong with it, and where.
+        message: String,
+    },
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidKey(why) => write!(f, "invalid state key: {why}"),
+            Self::QuotaExceeded(why) => write!(f, "the session's state is over a bound: {why}"),
+            Self::Json { key, message } => write!(f, "state value `{key}` does not fit its type: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for StateError {}
+
+/// Why a turn failed. Nothing that the turn did to state and conversations is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The message cannot be handled as it is; the caller is told this text.
+    InvalidMessage(String),
+    /// An inference call failed and the agent passes that on.
+    Inference(InferenceError),
+    /// The session's state could not be read or written.
+    State(StateError),
+    /// The model went on calling tools.
+    TooManyRounds {
+        /// Generations that `run` was allowed; see [`Conversation::max_rounds`](crate::Conversation::max_rounds).
+        limit: u32,
+    },
+    /// Anything else; the text goes to the caller and to the log.
+    Failed(String),
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidMessage(why) => write!(f, "the message cannot be handled: {why}"),
+            Self::Inference(error) => error.fmt(f),
+            Self::State(error) => error.fmt(f),
+            Self::TooManyRounds { limit } => write!(
+                f,
+                "the model still called tools after {limit} rounds; raise max_rounds or tell the model when to stop"
+            ),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for AgentError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Inference(error) => Some(error),
+            Self::State(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<InferenceError> for AgentError {
+    fn from(error: InferenceError) -> Self {
+        Self::Inference(error)
+    }
+}
+
+impl From<StateError> for AgentError {
+    fn from(error: StateError) -> Self {
+        Self::State(error)
+    }
+}
+
+impl From<String> for AgentError {
+    fn from(message: String) -> Self {
+        Self::Failed(message)
+    }
+}
+
+impl From<&str> for AgentError {
+    fn from(message: &str) -> Self {
+        Self::Failed(message.to_owned())
+    }
+}
+
+/// What a tool tells the model instead of a result. The turn goes on: the model reads the text and may try again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolError(String);
+
+impl ToolError {
+    /// An error with this text for the model.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+
+    /// The text that the model reads.
+    pub fn message(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ToolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ToolError {}
+
+impl From<String> for ToolError {
+    fn from(message: String) -> Self {
+        Self(message)
+    }
+}
+
+impl From<&str> for ToolError {
+    fn from(message: &str) -> Self {
+        Self(message.to_owned())
+    }
+}
+
+impl From<StateError> for ToolError {
+    fn from(error: StateError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<InferenceError> for ToolError {
+    fn from(error: InferenceError) -> Self {
+        Self(error.to_string())
+    }
+}

@@ -1,0 +1,70 @@
+//! The seam between the SDK and what serves it: the bindings in a component, the harness in a test.
+//!
+//! Object-safe and single-threaded, as a guest is. The implementations know the SDK's types; the SDK knows neither.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use serde_json::Value;
+
+use crate::{Entry, GenerateOptions, Generation, InferenceError, ModelInfo, StateError, Usage};
+
+/// A boxed future of this thread.
+pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// How urgent a line of the log is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// For the author.
+    Debug,
+    /// What happened.
+    Info,
+    /// What may need attention.
+    Warn,
+    /// What went wrong.
+    Error,
+}
+
+pub trait Host {
+    fn open(&self, name: &str, model: Option<&str>) -> Result<Rc<dyn HostConversation>, InferenceError>;
+    fn complete<'a>(
+        &'a self,
+        model: Option<&'a str>,
+        prompt: &'a str,
+        options: GenerateOptions,
+    ) -> Task<'a, Result<Generation, InferenceError>>;
+    fn models(&self) -> Vec<ModelInfo>;
+    fn state_get(&self, key: &str) -> Option<Vec<u8>>;
+    fn state_set(&self, key: &str, value: &[u8]) -> Result<(), StateError>;
+    fn state_delete(&self, key: &str) -> bool;
+    fn state_keys(&self, prefix: &str, after: Option<&str>, limit: u32) -> Vec<String>;
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<bool, StateError>;
+    fn log(&self, level: Level, message: &str);
+}
+
+pub trait HostConversation {
+    fn set_system(&self, text: &str) -> Result<(), InferenceError>;
+    fn append_user(&self, text: &str) -> Result<(), InferenceError>;
+    fn append_tool_result(
+        &self,
+        call_id: &str,
+        outcome: &Result<Value, String>,
+    ) -> Result<(), InferenceError>;
+    fn messages(&self) -> Vec<Entry>;
+    fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>>;
+    fn stream(&self, options: GenerateOptions) -> Task<'_, Result<Box<dyn HostStream>, InferenceError>>;
+    fn fork(&self, name: &str) -> Result<Rc<dyn HostConversation>, InferenceError>;
+    fn clear(&self);
+    fn usage(&self) -> Usage;
+}
+
+pub trait HostStream {
+    fn next(&mut self) -> Task<'_, Option<String>>;
+    fn finish(self: Box<Self>) -> Task<'static, Result<Generation, InferenceError>>;
+}

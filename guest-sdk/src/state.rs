@@ -1,0 +1,75 @@
+//! The session's durable state: small JSON values under string keys.
+//!
+//! Reads see the turn's own writes; the writes are committed when the turn ends well, and only then.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::StateError;
+use crate::host::Host;
+
+/// How many keys are asked of the host at a time.
+const KEYS_PER_CALL: u32 = 256;
+
+/// The session's durable state. See [`Context::state`](crate::Context::state).
+#[derive(Clone, Copy)]
+pub struct State<'a> {
+    pub(crate) host: &'a dyn Host,
+}
+
+impl State<'_> {
+    /// The value under `key`, or `None` if there is none. A value that is not a `T` is an error, not a `None`.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StateError> {
+        match self.host.state_get(key) {
+            Some(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| json_error(key, &error)),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`get`](Self::get), with `T::default()` where there is no value.
+    pub fn get_or_default<T: DeserializeOwned + Default>(&self, key: &str) -> Result<T, StateError> {
+        Ok(self.get(key)?.unwrap_or_default())
+    }
+
+    /// Writes `value` under `key`.
+    pub fn set<T: Serialize + ?Sized>(&self, key: &str, value: &T) -> Result<(), StateError> {
+        self.host.state_set(key, &to_json(key, value)?)
+    }
+
+    /// Deletes `key`. Whether it was there.
+    pub fn delete(&self, key: &str) -> bool {
+        self.host.state_delete(key)
+    }
+
+    /// All keys that begin with `prefix`, in order.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let mut keys: Vec<String> = Vec::new();
+        loop {
+            let more = self.host.state_keys(prefix, keys.last().map(String::as_str), KEYS_PER_CALL);
+            let is_last = more.len() < KEYS_PER_CALL as usize;
+            keys.extend(more);
+            if is_last {
+                return keys;
+            }
+        }
+    }
+
+    /// Writes `value` only if the current value is `expected` (`None`: absent), byte for byte as JSON. Whether it did.
+    pub fn compare_and_set<T: Serialize + ?Sized>(
+        &self,
+        key: &str,
+        expected: Option<&T>,
+        value: &T,
+    ) -> Result<bool, StateError> {
+        let expected = expected.map(|value| to_json(key, value)).transpose()?;
+        self.host.state_compare_and_set(key, expected.as_deref(), &to_json(key, value)?)
+    }
+}
+
+fn to_json<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Vec<u8>, StateError> {
+    serde_json::to_vec(value).map_err(|error| json_error(key, &error))
+}
+
+fn json_error(key: &str, error: &serde_json::Error) -> StateError {
+    StateError::Json { key: key.to_owned(), message: error.to_string() }
+}

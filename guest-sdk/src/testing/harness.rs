@@ -1,0 +1,163 @@
+//! Turns of one session, from outside.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::block_on;
+use super::memory_host::{MemoryHost, World};
+use super::model::ScriptedModel;
+use crate::{Agent, AgentError, Entry, Level, Message, Origin, Reply};
+
+/// The session's id unless [`Harness::session`] names one.
+const SESSION: &str = "test";
+/// The time of the first turn; each turn is a second later.
+const FIRST_TURN_MS: u64 = 1_750_000_000_000;
+
+/// One session of an agent, with a scripted model.
+pub struct Harness {
+    agent: Agent,
+    world: Rc<RefCell<World>>,
+    session: String,
+    turn: u64,
+}
+
+/// What came of a turn that ended well.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The agent's answer.
+    pub reply: Reply,
+    /// The model's tool calls of this turn and what came of them, in order.
+    pub tool_calls: Vec<ToolCallRecord>,
+    /// How many generations it took.
+    pub generations: usize,
+}
+
+/// A tool call of the model, answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolCallRecord {
+    /// The tool.
+    pub name: String,
+    /// What it was called with.
+    pub arguments: Value,
+    /// What it returned, or what the model was told instead.
+    pub outcome: Result<Value, String>,
+}
+
+impl Harness {
+    /// A fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
+    pub fn new(agent: impl FnOnce() -> Agent) -> Self {
+        let agent = agent();
+        let world = Rc::new(RefCell::new(World::new(agent.tools())));
+        Self { agent, world, session: SESSION.to_owned(), turn: 0 }
+    }
+
+    /// Gives the model its steps; those that are left from before are dropped.
+    pub fn model(self, model: ScriptedModel) -> Self {
+        self.set_model(model);
+        self
+    }
+
+    /// As [`model`](Self::model), between turns.
+    pub fn set_model(&self, model: ScriptedModel) {
+        self.world.borrow_mut().steps = model.steps;
+    }
+
+    /// Names the session.
+    pub fn session(mut self, session: impl Into<String>) -> Self {
+        self.session = session.into();
+        self
+    }
+
+    /// Takes a turn with a text.
+    ///
+    /// # Panics
+    /// If the script asks for what no model could do, or has no step left.
+    #[track_caller]
+    pub fn send(&mut self, text: impl Into<String>) -> Result<Outcome, AgentError> {
+        self.take_turn(text.into(), None)
+    }
+
+    /// Takes a turn with a text and a JSON value beside it.
+    ///
+    /// # Panics
+    /// As [`send`](Self::send).
+    #[track_caller]
+    pub fn send_json(&mut self, text: impl Into<String>, data: Value) -> Result<Outcome, AgentError> {
+        self.take_turn(text.into(), Some(data))
+    }
+
+    /// A value of the session's state. `None` if there is none.
+    ///
+    /// # Panics
+    /// If it is not a `T`.
+    #[track_caller]
+    pub fn state<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let world = self.world.borrow();
+        let bytes = world.saved.state.get(key)?;
+        match serde_json::from_slice(bytes) {
+            Ok(value) => Some(value),
+            Err(error) => panic!("state `{key}` is {}: {error}", String::from_utf8_lossy(bytes)),
+        }
+    }
+
+    /// The messages of the conversation of this name; `main` is the one of `cx.conversation()`.
+    pub fn conversation(&self, name: &str) -> Vec<Entry> {
+        self.world.borrow().saved.conversations.get(name).cloned().unwrap_or_default()
+    }
+
+    /// What the model was given at each generation so far, failed turns included. A completion is one user entry.
+    pub fn prompts(&self) -> Vec<Vec<Entry>> {
+        self.world.borrow().prompts.clone()
+    }
+
+    /// What the agent logged so far, failed turns included.
+    pub fn logs(&self) -> Vec<(Level, String)> {
+        self.world.borrow().logs.clone()
+    }
+
+    /// How many steps of the script the model has not taken yet.
+    pub fn steps_left(&self) -> usize {
+        self.world.borrow().steps.len()
+    }
+
+    #[track_caller]
+    fn take_turn(&mut self, text: String, data: Option<Value>) -> Result<Outcome, AgentError> {
+        let turn = self.turn + 1;
+        let message = Message {
+            text,
+            data,
+            session: self.session.clone(),
+            turn,
+            received_at_ms: FIRST_TURN_MS + 1_000 * turn,
+            origin: Origin::Direct,
+        };
+        let before = {
+            let mut world = self.world.borrow_mut();
+            world.tool_calls.clear();
+            (world.saved.clone(), world.prompts.len())
+        };
+        let host = Rc::new(MemoryHost::new(self.world.clone()));
+        let reply = block_on(self.agent.take_turn(host, message));
+        let mut world = self.world.borrow_mut();
+        if let Some(fault) = world.fault.take() {
+            panic!("the script does not fit the agent: {fault}");
+        }
+        match reply {
+            Ok(reply) => {
+                self.turn = turn;
+                Ok(Outcome {
+                    reply,
+                    tool_calls: std::mem::take(&mut world.tool_calls),
+                    generations: world.prompts.len() - before.1,
+                })
+            }
+            Err(error) => {
+                world.saved = before.0;
+                Err(error)
+            }
+        }
+    }
+}

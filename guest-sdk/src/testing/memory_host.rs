@@ -1,0 +1,375 @@
+//! The host of a test: everything in memory, the model from a script.
+//!
+//! A mistake of the script is kept as a fault and ends the turn as an internal error, so that no agent can swallow it:
+//! the harness reports the fault whatever the agent made of the error.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use serde_json::Value;
+
+use super::harness::ToolCallRecord;
+use super::model::Step;
+use super::validate::validate;
+use crate::host::{Host, HostConversation, HostStream, Level, Task};
+use crate::{
+    Entry, Finish, GenerateOptions, Generation, InferenceError, ModelInfo, Output, StateError, Timing,
+    ToolCall, ToolChoice, ToolDefinition, Usage,
+};
+
+/// The interface's bound for keys, in bytes.
+const MAX_KEY_BYTES: usize = 256;
+const MODEL: &str = "scripted";
+
+/// What a session keeps between turns.
+#[derive(Clone, Default)]
+pub struct Saved {
+    pub state: BTreeMap<String, Vec<u8>>,
+    pub conversations: BTreeMap<String, Vec<Entry>>,
+}
+
+/// Everything on the host's side of one session.
+pub struct World {
+    pub saved: Saved,
+    pub steps: VecDeque<Step>,
+    pub prompts: Vec<Vec<Entry>>,
+    pub tool_calls: Vec<ToolCallRecord>,
+    pub logs: Vec<(Level, String)>,
+    pub fault: Option<String>,
+    tools: Vec<ToolDefinition>,
+    calls_made: u64,
+}
+
+impl World {
+    pub fn new(tools: Vec<ToolDefinition>) -> Self {
+        Self {
+            saved: Saved::default(),
+            steps: VecDeque::new(),
+            prompts: Vec::new(),
+            tool_calls: Vec::new(),
+            logs: Vec::new(),
+            fault: None,
+            tools,
+            calls_made: 0,
+        }
+    }
+
+    fn fail(&mut self, fault: String) -> InferenceError {
+        self.fault.get_or_insert(fault.clone());
+        InferenceError::Internal(fault)
+    }
+
+    fn generate(
+        &mut self,
+        prompt: Vec<Entry>,
+        options: &GenerateOptions,
+    ) -> Result<Generation, InferenceError> {
+        self.check_options(options)?;
+        self.prompts.push(prompt);
+        let number = self.prompts.len();
+        let Some(step) = self.steps.pop_front() else {
+            return Err(
+                self.fail(format!("generation {number} was asked for and the script has no step left"))
+            );
+        };
+        match step {
+            Step::Fail(error) => Err(error),
+            Step::Text(text) => self.text(text, options),
+            Step::Calls(calls) => self.calls(calls, options),
+        }
+    }
+
+    fn check_options(&self, options: &GenerateOptions) -> Result<(), InferenceError> {
+        for name in &options.tools {
+            if !self.tools.iter().any(|tool| tool.name == *name) {
+                return Err(InferenceError::InvalidArgument(format!("the agent has no tool `{name}`")));
+            }
+        }
+        match &options.tool_choice {
+            ToolChoice::Named(name) if !options.tools.contains(name) => Err(InferenceError::InvalidArgument(
+                format!("tool-choice names `{name}`, which is not among the tools of this generation"),
+            )),
+            ToolChoice::Required if options.tools.is_empty() => Err(InferenceError::InvalidArgument(
+                "tool-choice is required, and this generation has no tools".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn text(&mut self, text: String, options: &GenerateOptions) -> Result<Generation, InferenceError> {
+        if matches!(options.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
+            return Err(self.fail(format!("it answers {text:?} where the agent requires a tool call")));
+        }
+        if let Output::JsonSchema(schema) = &options.output {
+            let checked = serde_json::from_str(&text)
+                .map_err(|error| error.to_string())
+                .and_then(|value: Value| validate(schema, &value));
+            if let Err(why) = checked {
+                return Err(self.fail(format!("the answer {text} breaks the output's schema: {why}")));
+            }
+        }
+        Ok(generation(text, Vec::new()))
+    }
+
+    fn calls(
+        &mut self,
+        calls: Vec<(String, Value)>,
+        options: &GenerateOptions,
+    ) -> Result<Generation, InferenceError> {
+        let mut made = Vec::new();
+        for (name, arguments) in calls {
+            if let Err(why) = self.check_call(&name, &arguments, options) {
+                return Err(self.fail(why));
+            }
+            self.calls_made += 1;
+            made.push(ToolCall { id: format!("call_{}", self.calls_made), name, arguments });
+        }
+        Ok(generation(String::new(), made))
+    }
+
+    fn check_call(&self, name: &str, arguments: &Value, options: &GenerateOptions) -> Result<(), String> {
+        let offered = || options.tools.join(", ");
+        let tool = self.tools.iter().find(|tool| tool.name == name && options.tools.contains(&tool.name));
+        let Some(tool) = tool else {
+            return Err(format!("it calls `{name}`; this generation offers: [{}]", offered()));
+        };
+        match &options.tool_choice {
+            ToolChoice::None => Err(format!("it calls `{name}` where the agent allows no tool call")),
+            ToolChoice::Named(other) if other != name => {
+                Err(format!("it calls `{name}` where the agent requires `{other}`"))
+            }
+            _ => validate(&tool.input_schema, arguments)
+                .map_err(|why| format!("it calls `{name}` with arguments that break its schema: {why}")),
+        }
+    }
+
+    fn answer(
+        &mut self,
+        conversation: &str,
+        call_id: &str,
+        outcome: &Result<Value, String>,
+    ) -> Result<(), InferenceError> {
+        let entries = self.saved.conversations.get(conversation).map(Vec::as_slice).unwrap_or_default();
+        let Some(call) = unanswered(entries).find(|call| call.id == call_id).cloned() else {
+            return Err(InferenceError::InvalidArgument(format!(
+                "no tool call `{call_id}` waits for a result"
+            )));
+        };
+        let tool = self.tools.iter().find(|tool| tool.name == call.name);
+        if let (Some(tool), Ok(value)) = (tool, outcome)
+            && let Err(why) = validate(&tool.output_schema, value)
+        {
+            let why = format!("the result of `{}` breaks its output schema: {why}", call.name);
+            return Err(InferenceError::SchemaInvalid(why));
+        }
+        let outcome = outcome.clone();
+        self.tool_calls.push(ToolCallRecord {
+            name: call.name,
+            arguments: call.arguments,
+            outcome: outcome.clone(),
+        });
+        self.entries(conversation).push(Entry::Tool { call_id: call_id.to_owned(), outcome });
+        Ok(())
+    }
+
+    fn entries(&mut self, conversation: &str) -> &mut Vec<Entry> {
+        self.saved.conversations.entry(conversation.to_owned()).or_default()
+    }
+}
+
+/// The calls of the last assistant message that have no result yet.
+fn unanswered(entries: &[Entry]) -> impl Iterator<Item = &ToolCall> {
+    let last = entries.iter().rposition(|entry| matches!(entry, Entry::Assistant { .. }));
+    let (calls, after): (&[ToolCall], &[Entry]) = match last.map(|at| (&entries[at], &entries[at + 1..])) {
+        Some((Entry::Assistant { tool_calls, .. }, after)) => (tool_calls, after),
+        _ => (&[], &[]),
+    };
+    calls.iter().filter(move |call| {
+        !after.iter().any(|entry| matches!(entry, Entry::Tool { call_id, .. } if *call_id == call.id))
+    })
+}
+
+fn generation(text: String, tool_calls: Vec<ToolCall>) -> Generation {
+    let finish = if tool_calls.is_empty() { Finish::Stop } else { Finish::ToolCalls };
+    Generation { text, tool_calls, finish, usage: Usage::default(), timing: Timing::default() }
+}
+
+/// The host as one turn sees it.
+pub struct MemoryHost {
+    world: Rc<RefCell<World>>,
+}
+
+impl MemoryHost {
+    pub fn new(world: Rc<RefCell<World>>) -> Self {
+        Self { world }
+    }
+}
+
+impl Host for MemoryHost {
+    fn open(&self, name: &str, model: Option<&str>) -> Result<Rc<dyn HostConversation>, InferenceError> {
+        check_model(model)?;
+        if name.is_empty() {
+            return Err(InferenceError::InvalidArgument("a conversation's name is empty".to_owned()));
+        }
+        self.world.borrow_mut().entries(name);
+        Ok(Rc::new(MemoryConversation { world: self.world.clone(), name: name.to_owned() }))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        model: Option<&'a str>,
+        prompt: &'a str,
+        options: GenerateOptions,
+    ) -> Task<'a, Result<Generation, InferenceError>> {
+        Box::pin(async move {
+            check_model(model)?;
+            self.world.borrow_mut().generate(vec![Entry::User(prompt.to_owned())], &options)
+        })
+    }
+
+    fn models(&self) -> Vec<ModelInfo> {
+        vec![ModelInfo { name: MODEL.to_owned(), context_length: 8192, is_default: true }]
+    }
+
+    fn state_get(&self, key: &str) -> Option<Vec<u8>> {
+        self.world.borrow().saved.state.get(key).cloned()
+    }
+
+    fn state_set(&self, key: &str, value: &[u8]) -> Result<(), StateError> {
+        if key.is_empty() || key.len() > MAX_KEY_BYTES {
+            return Err(StateError::InvalidKey(format!("{} bytes; it has 1 to {MAX_KEY_BYTES}", key.len())));
+        }
+        self.world.borrow_mut().saved.state.insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn state_delete(&self, key: &str) -> bool {
+        self.world.borrow_mut().saved.state.remove(key).is_some()
+    }
+
+    fn state_keys(&self, prefix: &str, after: Option<&str>, limit: u32) -> Vec<String> {
+        let world = self.world.borrow();
+        let keys = world.saved.state.keys().filter(|key| key.starts_with(prefix));
+        keys.filter(|key| after.is_none_or(|after| key.as_str() > after))
+            .take(limit as usize)
+            .cloned()
+            .collect()
+    }
+
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<bool, StateError> {
+        if self.state_get(key).as_deref() != expected {
+            return Ok(false);
+        }
+        self.state_set(key, value).map(|()| true)
+    }
+
+    fn log(&self, level: Level, message: &str) {
+        self.world.borrow_mut().logs.push((level, message.to_owned()));
+    }
+}
+
+fn check_model(model: Option<&str>) -> Result<(), InferenceError> {
+    match model {
+        None | Some(MODEL) => Ok(()),
+        Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; there is: {MODEL}"))),
+    }
+}
+
+struct MemoryConversation {
+    world: Rc<RefCell<World>>,
+    name: String,
+}
+
+impl HostConversation for MemoryConversation {
+    fn set_system(&self, text: &str) -> Result<(), InferenceError> {
+        let mut world = self.world.borrow_mut();
+        let entries = world.entries(&self.name);
+        let system = Entry::System(text.to_owned());
+        match entries.first_mut() {
+            Some(first @ Entry::System(_)) => *first = system,
+            _ => entries.insert(0, system),
+        }
+        Ok(())
+    }
+
+    fn append_user(&self, text: &str) -> Result<(), InferenceError> {
+        self.world.borrow_mut().entries(&self.name).push(Entry::User(text.to_owned()));
+        Ok(())
+    }
+
+    fn append_tool_result(
+        &self,
+        call_id: &str,
+        outcome: &Result<Value, String>,
+    ) -> Result<(), InferenceError> {
+        self.world.borrow_mut().answer(&self.name, call_id, outcome)
+    }
+
+    fn messages(&self) -> Vec<Entry> {
+        self.world.borrow_mut().entries(&self.name).clone()
+    }
+
+    fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>> {
+        Box::pin(async move {
+            let mut world = self.world.borrow_mut();
+            let prompt = world.entries(&self.name).clone();
+            if let Some(call) = unanswered(&prompt).next() {
+                let why = format!("the call `{}` of `{}` has no result yet", call.id, call.name);
+                return Err(InferenceError::InvalidArgument(why));
+            }
+            let generation = world.generate(prompt, &options)?;
+            world.entries(&self.name).push(Entry::Assistant {
+                text: generation.text.clone(),
+                tool_calls: generation.tool_calls.clone(),
+            });
+            Ok(generation)
+        })
+    }
+
+    fn stream(&self, options: GenerateOptions) -> Task<'_, Result<Box<dyn HostStream>, InferenceError>> {
+        Box::pin(async move {
+            let generation = self.generate(options).await?;
+            let pieces = generation.text.split_inclusive(' ').map(str::to_owned).collect();
+            Ok(Box::new(MemoryStream { pieces, generation }) as Box<dyn HostStream>)
+        })
+    }
+
+    fn fork(&self, name: &str) -> Result<Rc<dyn HostConversation>, InferenceError> {
+        let mut world = self.world.borrow_mut();
+        let entries = world.entries(&self.name).clone();
+        if !world.entries(name).is_empty() {
+            return Err(InferenceError::InvalidArgument(format!("there is a conversation `{name}` already")));
+        }
+        *world.entries(name) = entries;
+        Ok(Rc::new(MemoryConversation { world: self.world.clone(), name: name.to_owned() }))
+    }
+
+    fn clear(&self) {
+        self.world.borrow_mut().entries(&self.name).clear();
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+struct MemoryStream {
+    pieces: VecDeque<String>,
+    generation: Generation,
+}
+
+impl HostStream for MemoryStream {
+    fn next(&mut self) -> Task<'_, Option<String>> {
+        Box::pin(async { self.pieces.pop_front() })
+    }
+
+    fn finish(self: Box<Self>) -> Task<'static, Result<Generation, InferenceError>> {
+        Box::pin(async move { Ok(self.generation) })
+    }
+}

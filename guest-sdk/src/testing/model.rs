@@ -1,0 +1,61 @@
+//! The model's part of a test, written down beforehand.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::InferenceError;
+
+/// What the model does, one step for each generation in the order in which they are asked for.
+///
+/// A test whose agent asks for more generations than there are steps panics and says so.
+#[derive(Debug, Clone, Default)]
+pub struct ScriptedModel {
+    pub(super) steps: VecDeque<Step>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Text(String),
+    Calls(Vec<(String, Value)>),
+    Fail(InferenceError),
+}
+
+impl ScriptedModel {
+    /// A model that has nothing to say yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Answers with this text.
+    pub fn text(self, text: impl Into<String>) -> Self {
+        self.step(Step::Text(text.into()))
+    }
+
+    /// Answers with this value as JSON, for `extract`.
+    pub fn json<T: Serialize + ?Sized>(self, value: &T) -> Self {
+        let json = serde_json::to_string(value).expect("a scripted value can be written as JSON");
+        self.step(Step::Text(json))
+    }
+
+    /// Calls one tool.
+    pub fn call(self, tool: impl Into<String>, arguments: Value) -> Self {
+        self.step(Step::Calls(vec![(tool.into(), arguments)]))
+    }
+
+    /// Calls several tools in one round.
+    pub fn calls<N: Into<String>>(self, calls: impl IntoIterator<Item = (N, Value)>) -> Self {
+        self.step(Step::Calls(calls.into_iter().map(|(tool, arguments)| (tool.into(), arguments)).collect()))
+    }
+
+    /// Fails the generation.
+    pub fn fail(self, error: InferenceError) -> Self {
+        self.step(Step::Fail(error))
+    }
+
+    fn step(mut self, step: Step) -> Self {
+        self.steps.push_back(step);
+        self
+    }
+}

@@ -1,0 +1,50 @@
+//! Tools: Rust functions that the model can call.
+//!
+//! `#[tool]` turns a function into a [`Tool`] behind the trait [`ToolFunction`]; nothing here knows of the model.
+
+use serde_json::Value;
+
+use crate::host::Task;
+use crate::{Context, ToolError};
+
+/// What the model and the host are told of a tool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolDefinition {
+    /// The function's name.
+    pub name: String,
+    /// The function's doc comment.
+    pub description: String,
+    /// JSON Schema of the arguments: an object with one property for each.
+    pub input_schema: Value,
+    /// JSON Schema of the result.
+    pub output_schema: Value,
+}
+
+/// A function with its types erased. `#[tool]` makes it.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Tool {
+    pub name: &'static str,
+    pub description: &'static str,
+    pub input_schema: fn() -> Value,
+    pub output_schema: fn() -> Value,
+    pub call: for<'a> fn(&'a Context, Value) -> Task<'a, Result<Value, ToolError>>,
+}
+
+impl Tool {
+    pub fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: self.name.to_owned(),
+            description: self.description.to_owned(),
+            input_schema: (self.input_schema)(),
+            output_schema: (self.output_schema)(),
+        }
+    }
+}
+
+/// Implemented by `#[tool]` for a type of the function's name, so that `tools = [path::to::function]` finds it.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a tool", label = "put `#[tool]` on this function")]
+pub trait ToolFunction {
+    const TOOL: Tool;
+}
