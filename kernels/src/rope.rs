@@ -25,18 +25,27 @@ pub fn turns(positions: &[usize], inverse_frequencies: &[f32], out: &mut Vec<f32
     }
 }
 
-/// Rotates the first `heads` heads of each row of `stride` values, in place, by the row's `turns`.
+/// Where the heads are in a row, and how they turn.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeParams {
+    /// Values per row.
+    pub stride: usize,
+    /// The first so many heads of a row turn.
+    pub heads: usize,
+    pub head_size: usize,
+    pub pairing: Pairing,
+}
+
+/// Rotates heads of each row in place, by the row's `turns`.
 pub fn rope(
     pool: &WorkerPool,
     isa: Isa,
+    params: RopeParams,
     rows: &mut [f32],
-    stride: usize,
-    heads: usize,
-    head_size: usize,
     turns: &[f32],
-    pairing: Pairing,
 ) -> Result<(), KernelError> {
     const OP: &str = "rope";
+    let RopeParams { stride, heads, head_size, pairing } = params;
     let count = rows.len() / stride.max(1);
     let width = product(OP, "the heads", &[heads, head_size])?;
     expect_len(OP, "the length", product(OP, "the rows", &[count, stride])?, rows.len())?;
@@ -75,7 +84,8 @@ mod tests {
             for pairing in [Pairing::Halves, Pairing::Interleaved] {
                 let input = random.floats(3 * 53);
                 let mut rows = input.clone();
-                rope(&pool, isa, &mut rows, 53, 2, 24, &table, pairing).unwrap();
+                let params = RopeParams { stride: 53, heads: 2, head_size: 24, pairing };
+                rope(&pool, isa, params, &mut rows, &table).unwrap();
                 for (row, position) in positions.into_iter().enumerate() {
                     assert_eq!(rows[row * 53 + 48..][..5], input[row * 53 + 48..][..5]);
                     for (head, at) in [(0, 0), (0, 5), (1, 11)] {
@@ -94,6 +104,7 @@ mod tests {
                 }
             }
         }
-        assert!(rope(&pool, Isa::Portable, &mut [0.0; 8], 8, 2, 8, &[0.0; 8], Pairing::Halves).is_err());
+        let params = RopeParams { stride: 8, heads: 2, head_size: 8, pairing: Pairing::Halves };
+        assert!(rope(&pool, Isa::Portable, params, &mut [0.0; 8], &[0.0; 8]).is_err());
     }
 }

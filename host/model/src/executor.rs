@@ -9,8 +9,8 @@ use skep_kernels::Isa;
 use crate::batch::Batch;
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
-pub use cpu::CpuExecutor;
 use crate::sampling::{LogitRow, RowOutput};
+pub use cpu::CpuExecutor;
 
 /// Computes steps of one model.
 pub trait Executor: Send {

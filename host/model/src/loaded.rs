@@ -23,9 +23,9 @@ impl LoadedModel {
     /// Loads a checkpoint. A model without a chat template gets ChatML's.
     pub fn open(name: &str, path: &Path, options: ExecutorOptions) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(path)?;
-        let tokenizer = checkpoint.tokenizer()?.ok_or_else(|| ModelError::TokenizerMissing {
-            path: path.to_path_buf(),
-        })?;
+        let tokenizer = checkpoint
+            .tokenizer()?
+            .ok_or_else(|| ModelError::TokenizerMissing { path: path.to_path_buf() })?;
         let template = checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default);
         let executor = CpuExecutor::load(&checkpoint, options)?;
         Ok(LoadedModel {

@@ -37,9 +37,6 @@ mod tests {
     #[test]
     fn one_line_names_every_use_and_the_sum() {
         let plan = MemoryPlan { weight_bytes: 1 << 20, activation_bytes: 1 << 19, kv_bytes: 1 << 21 };
-        assert_eq!(
-            plan.to_string(),
-            "weights 1.0 MiB + activations 0.5 MiB + KV cache 2.0 MiB = 3.5 MiB"
-        );
+        assert_eq!(plan.to_string(), "weights 1.0 MiB + activations 0.5 MiB + KV cache 2.0 MiB = 3.5 MiB");
     }
 }

@@ -64,7 +64,9 @@ impl Sampling {
             return Err(format!("repetition_penalty must be above 0 and at most 100, but it is {found}"));
         }
         match self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-            Some((token, bias)) => Err(format!("logit_bias of token {token} must be finite, but it is {bias}")),
+            Some((token, bias)) => {
+                Err(format!("logit_bias of token {token} must be finite, but it is {bias}"))
+            }
             None => Ok(()),
         }
     }
@@ -147,14 +149,13 @@ fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
     let sampling = row.sampling;
     sampling.validate().map_err(|problem| ModelError::Option { option: "sampling".to_owned(), problem })?;
     let adjusted = adjust(logits, row);
-    let best = adjusted
-        .iter()
-        .enumerate()
-        .filter(|(_, logit)| **logit > f32::NEG_INFINITY)
-        .fold(None, |best: Option<(usize, f32)>, (token, logit)| match best {
+    let best = adjusted.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY).fold(
+        None,
+        |best: Option<(usize, f32)>, (token, logit)| match best {
             Some((_, highest)) if highest >= *logit => best,
             _ => Some((token, *logit)),
-        });
+        },
+    );
     let Some((token, highest)) = best else {
         return Err(ModelError::Batch {
             problem: format!("row {}: the mask, bans and logits leave no token to choose", row.row),
@@ -290,15 +291,12 @@ fn uniform(seed: u64, step: u64) -> f64 {
 }
 
 /// Log-probability of `target` and the `count` likeliest tokens, of the raw logits.
-fn logprobs(
-    isa: Isa,
-    logits: &[f32],
-    target: u32,
-    count: u32,
-) -> Result<(f32, Vec<(u32, f32)>), ModelError> {
+fn logprobs(isa: Isa, logits: &[f32], target: u32, count: u32) -> Result<(f32, Vec<(u32, f32)>), ModelError> {
     let Some(logit) = logits.get(target as usize) else {
         let size = logits.len();
-        return Err(ModelError::Batch { problem: format!("token {target} to score; the vocabulary is {size}") });
+        return Err(ModelError::Batch {
+            problem: format!("token {target} to score; the vocabulary is {size}"),
+        });
     };
     let total = log_sum_exp(isa, logits);
     if !total.is_finite() || !logit.is_finite() {
@@ -360,7 +358,8 @@ mod tests {
 
     #[test]
     fn truncation_keeps_only_the_likely_tokens() {
-        let logits: Vec<f32> = (0..1000).map(|token| if token < 3 { 10.0 - token as f32 } else { 0.0 }).collect();
+        let logits: Vec<f32> =
+            (0..1000).map(|token| if token < 3 { 10.0 - token as f32 } else { 0.0 }).collect();
         for (sampling, most) in [
             (Sampling { top_k: 2, ..Sampling::default() }, 1),
             (Sampling { top_p: 0.5, ..Sampling::default() }, 0),
@@ -406,7 +405,9 @@ mod tests {
         assert_eq!(out.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
         let score = |target| LogitRow::Score(ScoreRow { row: 0, target, top: 0 });
         assert!(draw(Isa::detect(), &logits, &score(3)).is_err());
-        assert!((draw(Isa::detect(), &logits, &score(2)).unwrap().logprob.unwrap() - 0.3f32.ln()).abs() < 1e-5);
+        assert!(
+            (draw(Isa::detect(), &logits, &score(2)).unwrap().logprob.unwrap() - 0.3f32.ln()).abs() < 1e-5
+        );
     }
 
     #[test]

@@ -86,7 +86,10 @@ impl<'a> WeightLoader<'a> {
         let tensor = self.checkpoint.tensor(name)?;
         if tensor.shape != shape {
             let found = tensor.shape;
-            return Err(ModelError::tensor(name, format!("its shape is {found:?}, the configuration calls for {shape:?}")));
+            return Err(ModelError::tensor(
+                name,
+                format!("its shape is {found:?}, the configuration calls for {shape:?}"),
+            ));
         }
         Ok(tensor)
     }

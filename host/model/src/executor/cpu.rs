@@ -173,7 +173,9 @@ fn check(batch: &Batch, limits: &ExecutorLimits) -> Result<(), ModelError> {
         let end = sequence.start.saturating_add(sequence.tokens.len());
         if end > limits.context_length {
             let limit = limits.context_length;
-            return Err(batch_error(format!("sequence {index} ends at {end}; the context is {limit} tokens")));
+            return Err(batch_error(format!(
+                "sequence {index} ends at {end}; the context is {limit} tokens"
+            )));
         }
         if end > sequence.pages.len().saturating_mul(PAGE_TOKENS) {
             let pages = sequence.pages.len();

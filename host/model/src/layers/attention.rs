@@ -1,7 +1,7 @@
 //! Grouped-query attention over paged keys and values.
 
 use skep_kernels::attention::{AttentionParams, AttentionSequence, KvLayer, PAGE_TOKENS, attention};
-use skep_kernels::rope::{Pairing, rope};
+use skep_kernels::rope::{Pairing, RopeParams, rope};
 
 use super::compute::{Compute, room};
 use super::linear::Linear;
@@ -65,7 +65,8 @@ impl Attention {
             key_norm.forward_heads(compute, qkv, stride, query_width..keys_end)?;
         }
         let heads = self.heads + self.kv_heads;
-        rope(&compute.pool, compute.isa, qkv, stride, heads, self.head_size, &step.turns, self.pairing)?;
+        let turned = RopeParams { stride, heads, head_size: self.head_size, pairing: self.pairing };
+        rope(&compute.pool, compute.isa, turned, qkv, &step.turns)?;
         for sequence in &step.sequences {
             for token in 0..sequence.tokens {
                 let row = &qkv[(sequence.row + token) * stride..][..stride];

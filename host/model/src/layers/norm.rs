@@ -16,7 +16,12 @@ impl RmsNorm {
     }
 
     /// Normalises rows of the weight's length.
-    pub(crate) fn forward(&self, compute: &Compute, input: &[f32], out: &mut [f32]) -> Result<(), ModelError> {
+    pub(crate) fn forward(
+        &self,
+        compute: &Compute,
+        input: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
         Ok(rms_norm(&compute.pool, compute.isa, input, &self.weight, self.epsilon, out)?)
     }
 

@@ -128,7 +128,10 @@ impl Block {
         let norm = |values| RmsNorm::new(values, config.norm_epsilon);
         let head_norms = if config.qk_norm {
             let query = weights.vector(&format!("{attention}.q_norm.weight"), config.head_size)?;
-            Some((norm(query), norm(weights.vector(&format!("{attention}.k_norm.weight"), config.head_size)?)))
+            Some((
+                norm(query),
+                norm(weights.vector(&format!("{attention}.k_norm.weight"), config.head_size)?),
+            ))
         } else {
             None
         };
@@ -161,7 +164,12 @@ impl Block {
             },
             mlp_norm: norm(weights.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?),
             mlp: Mlp::new(
-                weights.linear(&mlp, &[("gate_proj", feed_forward), ("up_proj", feed_forward)], hidden, mlp_bias)?,
+                weights.linear(
+                    &mlp,
+                    &[("gate_proj", feed_forward), ("up_proj", feed_forward)],
+                    hidden,
+                    mlp_bias,
+                )?,
                 weights.linear(&mlp, &[("down_proj", hidden)], feed_forward, mlp_bias)?,
             ),
         })
@@ -202,7 +210,10 @@ fn check(config: &ModelConfig) -> Result<(), ModelError> {
     }
     if !config.head_count.is_multiple_of(config.kv_head_count) {
         let (heads, kv_heads) = (config.head_count, config.kv_head_count);
-        return refuse("num_key_value_heads", format!("{heads} heads do not divide over {kv_heads} KV heads"));
+        return refuse(
+            "num_key_value_heads",
+            format!("{heads} heads do not divide over {kv_heads} KV heads"),
+        );
     }
     if config.head_size == 0 || !config.head_size.is_multiple_of(2) || config.head_size > MAX_HEAD_SIZE {
         let size = config.head_size;
