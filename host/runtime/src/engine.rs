@@ -56,7 +56,6 @@ fn config(pool: Option<PoolingAllocationConfig>) -> Config {
         .epoch_interruption(true)
         .max_wasm_stack(512 << 10)
         .async_stack_size(2 << 20)
-        .wasm_backtrace(true)
         // Nothing that toolchains emit unasked, and more to attack.
         .wasm_relaxed_simd(false)
         .wasm_memory64(false);

@@ -33,7 +33,7 @@ pub use limits::{Limits, LimitsToml};
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
 pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;
-pub use route::RouteMatch;
+pub use route::{Route, RouteMatch};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use summary::{
     AgentDetail, AgentSummary, FailedAgent, LogLine, SessionDetail, SessionSummary, ToolDefinition,

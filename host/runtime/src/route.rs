@@ -48,7 +48,7 @@ impl Route {
         }
         let mut segments = Vec::new();
         for part in path.split('/') {
-            let segment = segment(part).or_else(fail)?;
+            let segment = segment(part).map_err(|why| format!("route {text:?} {why}"))?;
             if let Segment::Parameter(name) = &segment
                 && segments.contains(&segment)
             {
