@@ -17,6 +17,9 @@ use crate::stream::TokenStream;
 use crate::telemetry::Telemetry;
 use crate::{Constraint, EngineError, GenerateRequest};
 
+/// Stands for defaults too far away to be a point in time.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Requests that may wait; more get `Busy`.
@@ -70,6 +73,8 @@ pub struct EngineStats {
     /// Sampled and forced tokens.
     pub generated_tokens: u64,
     pub forced_tokens: u64,
+    /// Sequences that gave up their pages to older ones and went on later.
+    pub preemptions: u64,
 }
 
 /// A running engine. Clones share it.
@@ -146,7 +151,9 @@ impl Engine {
             None => None,
         };
         let submitted = Instant::now();
-        let deadline = request.deadline.unwrap_or(submitted + shared.options.default_deadline);
+        let deadline = request.deadline.unwrap_or_else(|| {
+            submitted.checked_add(shared.options.default_deadline).unwrap_or(submitted + LONGEST_DEADLINE)
+        });
         let (events, stream) = TokenStream::channel(max_tokens);
         let submission = Submission { request, max_tokens, matcher, events, submitted, deadline, place };
         self.send(Command::Submit(Box::new(submission)))?;

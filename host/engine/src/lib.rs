@@ -22,6 +22,8 @@ mod scheduler;
 mod sequence;
 mod stream;
 mod telemetry;
+#[cfg(test)]
+mod tests;
 
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, Timing, Token, TokenEvent, TokenLogprob, Usage};

@@ -25,6 +25,7 @@ pub(crate) struct Telemetry {
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     forced_tokens: AtomicU64,
+    preemptions: AtomicU64,
     /// Moving average of the time from admission to the end, for the estimate in `Busy`.
     service_us: AtomicU64,
 }
@@ -85,6 +86,7 @@ impl Telemetry {
             cached_tokens: self.cached_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             forced_tokens: self.forced_tokens.load(Relaxed),
+            preemptions: self.preemptions.load(Relaxed),
         }
     }
 
@@ -139,6 +141,7 @@ impl Telemetry {
     }
 
     pub fn record_preemption(&self) {
+        self.preemptions.fetch_add(1, Relaxed);
         counter!("skep_engine_preemptions_total", "model" => self.label()).increment(1);
     }
 

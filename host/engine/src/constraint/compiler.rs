@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use skep_model::Tokenizer;
 
 use super::token_env::TokenizerWithTrie;
-use super::{OutputConstraint, schema_bounds};
+use super::{OutputConstraint, one_of, schema_bounds};
 use crate::{Constraint, EngineError};
 
 /// Longest source of a constraint.
@@ -62,6 +62,8 @@ impl ConstraintCompiler {
 
     /// A fresh state at the beginning of the constraint.
     pub fn compile(&self, constraint: &Constraint) -> Result<OutputConstraint, EngineError> {
+        // Before anything that descends into the constraint without a bound.
+        check_bounds(constraint).map_err(refused)?;
         let key = CacheKey::of(constraint);
         if key.source.len() > MAX_SOURCE_BYTES {
             return Err(refused(format!(
@@ -88,9 +90,11 @@ impl ConstraintCompiler {
         let build = || {
             let parser =
                 self.factory.create_parser(grammar).map_err(|error| refused(format!("{error:#}")))?;
-            let mut matcher = Matcher::new(Ok(parser));
-            // The first mask shows early whether the grammar is too complex, and warms what the clones start from.
-            matcher.compute_mask_or_eos().map_err(|error| refused(error.to_string()))?;
+            let matcher = Matcher::new(Ok(parser));
+            // The first real choice shows early whether the grammar is too complex.
+            let mut probe = matcher.deep_clone();
+            probe.consume_ff_tokens();
+            probe.compute_mask_or_eos().map_err(|error| refused(error.to_string()))?;
             Ok(matcher)
         };
         std::thread::scope(|scope| {
@@ -135,25 +139,27 @@ impl CacheKey {
     }
 }
 
+fn check_bounds(constraint: &Constraint) -> Result<(), String> {
+    match constraint {
+        Constraint::JsonSchema(schema) => schema_bounds::check_schema(schema),
+        Constraint::JsonObject => Ok(()),
+        Constraint::Regex(pattern) => schema_bounds::check_pattern(pattern),
+        Constraint::Lark(source) => schema_bounds::check_grammar(source),
+    }
+}
+
 fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, EngineError> {
     let single = match constraint {
         Constraint::JsonSchema(schema) => json_grammar(schema)?,
         Constraint::JsonObject => json_grammar(&json!({"type": "object"}))?,
-        Constraint::Regex(pattern) => {
-            schema_bounds::check_pattern(pattern).map_err(refused)?;
-            GrammarWithLexer::from_regex(pattern)
-        }
-        Constraint::Lark(source) => {
-            schema_bounds::check_grammar(source).map_err(refused)?;
-            GrammarWithLexer::from_lark(source.clone())
-        }
+        Constraint::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
+        Constraint::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
     };
     Ok(TopLevelGrammar::from_grammar(single))
 }
 
 /// One spelling of JSON: a space after `:` and `,`, as models have mostly seen it, and no other white space.
 fn json_grammar(schema: &Value) -> Result<GrammarWithLexer, EngineError> {
-    schema_bounds::check_schema(schema).map_err(refused)?;
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Object(_) => schema.clone(),
@@ -165,11 +171,18 @@ fn json_grammar(schema: &Value) -> Result<GrammarWithLexer, EngineError> {
         whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
+    one_of::inline_alternatives(&mut schema);
+    schema_bounds::check_schema(&schema).map_err(refused)?;
     options.apply_to(&mut schema);
     Ok(GrammarWithLexer::from_json_schema(schema))
 }
 
 fn refused(message: String) -> EngineError {
+    if message.contains("coerce_one_of") {
+        let message =
+            "`oneOf` is only possible where its alternatives visibly exclude each other; use `anyOf`";
+        return EngineError::Constraint { message: message.to_string() };
+    }
     let message = message.split("\n<").next().unwrap_or_default().trim().to_string();
     EngineError::Constraint { message }
 }

@@ -5,6 +5,7 @@
 //! knows nothing of tool calls or chat; those are written as schemas and grammars by others.
 
 mod compiler;
+mod one_of;
 mod schema_bounds;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,149 @@
+//! The model, requests and collected results that the tests share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use skep_model::{
+    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, Sampling,
+    Tokenizer,
+};
+
+use crate::{
+    Engine, EngineError, EngineOptions, FinishReason, Finished, GenerateRequest, TokenEvent, TokenLogprob,
+    TokenStream,
+};
+
+/// End of generation in the test tokenizer; ids below 256 are bytes.
+pub const EOS: u32 = 257;
+
+/// A byte-level tokenizer without merges: every byte is a token of the same number.
+pub fn byte_tokenizer() -> Tokenizer {
+    let mut unprintable = 0;
+    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..=255u8)
+        .map(|byte| {
+            let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+            let symbol = if printable {
+                char::from(byte)
+            } else {
+                unprintable += 1;
+                char::from_u32(0x100 + unprintable - 1).expect("a letter of the byte alphabet")
+            };
+            (symbol.to_string(), json!(byte))
+        })
+        .collect();
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [special(256, "<s>"), special(EOS, "<|im_end|>"), special(258, "<|im_start|>")],
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                  "vocab": vocabulary, "merges": []},
+    });
+    Tokenizer::from_json(tokenizer.to_string().as_bytes()).expect("the generated tokenizer is valid")
+}
+
+pub fn executor(kv_tokens: usize) -> (Checkpoint, CpuExecutor) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/llama-gqa");
+    let checkpoint = Checkpoint::open(&path).expect("the fixture opens");
+    let options = ExecutorOptions {
+        threads: Some(1),
+        kv: KvDtype::F32,
+        kv_tokens,
+        max_batch_tokens: 256,
+        ..ExecutorOptions::default()
+    };
+    let executor = CpuExecutor::load(&checkpoint, options).expect("the fixture loads");
+    (checkpoint, executor)
+}
+
+/// A model whose executor is wrapped by `wrap`.
+pub fn model(kv_tokens: usize, wrap: impl FnOnce(CpuExecutor) -> Box<dyn Executor>) -> LoadedModel {
+    let (checkpoint, executor) = executor(kv_tokens);
+    let mut config = checkpoint.config().clone();
+    config.eos = vec![EOS];
+    LoadedModel {
+        name: "tiny".to_string(),
+        config,
+        tokenizer: Arc::new(byte_tokenizer()),
+        template: Arc::new(ChatTemplate::chatml_default()),
+        executor: wrap(executor),
+    }
+}
+
+pub fn engine_with(kv_tokens: usize, options: EngineOptions) -> Engine {
+    Engine::start(model(kv_tokens, |executor| Box::new(executor)), options).expect("the engine starts")
+}
+
+pub fn engine() -> Engine {
+    engine_with(4096, EngineOptions::default())
+}
+
+/// A greedy request that runs to exactly `max_tokens` unless a constraint or stop string ends it.
+pub fn greedy(prompt: &str, max_tokens: usize) -> GenerateRequest {
+    let mut request = GenerateRequest::new(prompt.bytes().map(u32::from).collect());
+    request.sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    request.max_tokens = Some(max_tokens);
+    request.ignore_eos = true;
+    request
+}
+
+/// Everything that a generation reported.
+#[derive(Debug)]
+pub struct Generated {
+    pub text: String,
+    pub ids: Vec<u32>,
+    pub logprobs: Vec<Option<TokenLogprob>>,
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
+    pub finished: Finished,
+}
+
+impl Generated {
+    pub fn reason(&self) -> &FinishReason {
+        &self.finished.reason
+    }
+}
+
+pub async fn collect(mut stream: TokenStream) -> Result<Generated, EngineError> {
+    let (mut text, mut ids, mut logprobs, mut prompt_logprobs) =
+        (String::new(), Vec::new(), Vec::new(), None);
+    while let Some(event) = stream.next().await {
+        match event? {
+            TokenEvent::Started { .. } => {}
+            TokenEvent::PromptLogprobs(scores) => prompt_logprobs = Some(scores),
+            TokenEvent::Token(token) => {
+                text += &token.text;
+                ids.push(token.id);
+                logprobs.push(token.logprob);
+            }
+            TokenEvent::Finished(finished) => {
+                text += &finished.text_rest;
+                assert_eq!(ids, finished.tokens);
+                assert_eq!(finished.usage.completion_tokens as usize, ids.len());
+                assert!(stream.next().await.is_none(), "nothing comes after the end");
+                return Ok(Generated { text, ids, logprobs, prompt_logprobs, finished });
+            }
+        }
+    }
+    panic!("the stream ended without a result");
+}
+
+pub async fn generate(engine: &Engine, request: GenerateRequest) -> Result<Generated, EngineError> {
+    collect(engine.generate(request)?).await
+}
+
+/// Reads up to the first token.
+pub async fn first_token(stream: &mut TokenStream) {
+    while let Some(event) = stream.next().await {
+        if let TokenEvent::Token(_) = event.expect("the generation runs") {
+            return;
+        }
+    }
+    panic!("the stream ended without a token");
+}

@@ -1,0 +1,218 @@
+//! Queueing, refusal, cancellation, deadlines, failure and shutdown.
+
+use std::time::{Duration, Instant};
+
+use skep_model::{
+    Batch, CpuExecutor, Executor, ExecutorLimits, LogitRow, MemoryPlan, ModelError, RowOutput, Sampling,
+};
+
+use super::fixture::{collect, engine, engine_with, first_token, generate, greedy, model};
+use crate::{Engine, EngineError, EngineOptions, ModelSet, Priority, TokenEvent};
+
+fn one_at_a_time(max_queue: usize) -> Engine {
+    engine_with(4096, EngineOptions { max_sequences: 1, max_queue, ..EngineOptions::default() })
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_with_an_estimate() {
+    let engine = one_at_a_time(1);
+    let mut running = engine.generate(greedy("running", 400)).unwrap();
+    first_token(&mut running).await;
+    let waiting = engine.generate(greedy("waiting", 4)).unwrap();
+    let Err(EngineError::Busy { retry_after_ms }) = engine.generate(greedy("refused", 4)) else {
+        panic!("a third request must be refused");
+    };
+    assert!((50..=30_000).contains(&retry_after_ms));
+    drop(running);
+    assert_eq!(collect(waiting).await.unwrap().ids.len(), 4);
+    assert_eq!(generate(&engine, greedy("accepted again", 4)).await.unwrap().ids.len(), 4);
+}
+
+#[tokio::test]
+async fn dropping_a_stream_frees_its_pages() {
+    let engine = engine();
+    for _ in 0..4 {
+        let mut stream = engine.generate(greedy("cancelled in the middle of a long answer", 400)).unwrap();
+        first_token(&mut stream).await;
+    }
+    drop(engine.generate(greedy("cancelled before it starts", 400)).unwrap());
+    engine.drain(Duration::from_secs(60)).await;
+    let stats = engine.stats();
+    assert_eq!((stats.running, stats.waiting, stats.pages_free), (0, 0, stats.pages_total));
+    assert!(stats.generated_tokens < 1000, "cancelled sequences ran on: {stats:?}");
+}
+
+#[tokio::test]
+async fn a_deadline_ends_running_and_waiting_requests() {
+    let engine = one_at_a_time(8);
+    let mut late = greedy("late", 400);
+    late.deadline = Some(Instant::now());
+    assert!(matches!(generate(&engine, late.clone()).await, Err(EngineError::DeadlineExceeded)));
+    let mut running = engine.generate(greedy("running", 400)).unwrap();
+    first_token(&mut running).await;
+    assert!(matches!(generate(&engine, late).await, Err(EngineError::DeadlineExceeded)));
+}
+
+#[tokio::test]
+async fn interactive_work_is_admitted_before_background_work_and_sessions_take_turns() {
+    let engine = one_at_a_time(16);
+    let mut running = engine.generate(greedy("running", 400)).unwrap();
+    first_token(&mut running).await;
+    let submit = |session: &str, priority| {
+        let mut request = greedy("x", 1);
+        request.affinity.session = Some(session.to_string());
+        request.priority = priority;
+        engine.generate(request).unwrap()
+    };
+    let queued = [
+        ("background", submit("b", Priority::Background)),
+        ("a1", submit("a", Priority::Interactive)),
+        ("a2", submit("a", Priority::Interactive)),
+        ("c1", submit("c", Priority::Interactive)),
+    ];
+    drop(running);
+    let mut order = Vec::new();
+    for (name, stream) in queued {
+        order.push((collect(stream).await.unwrap().finished.timing.queue_us, name));
+    }
+    // Submitted within microseconds of each other and run one after the other, so queue times give the order.
+    order.sort_unstable();
+    let names: Vec<_> = order.into_iter().map(|(_, name)| name).collect();
+    assert_eq!(names, ["a1", "c1", "a2", "background"]);
+}
+
+#[tokio::test]
+async fn what_cannot_run_is_refused_by_name() {
+    let engine = engine_with(256, EngineOptions::default());
+    let refused = |change: &dyn Fn(&mut crate::GenerateRequest)| {
+        let mut request = greedy("prompt", 4);
+        change(&mut request);
+        engine.generate(request).expect_err("it must be refused").to_string()
+    };
+    assert!(refused(&|r| r.prompt.clear()).contains("prompt"));
+    assert!(refused(&|r| r.prompt.push(320)).contains("320"));
+    assert!(refused(&|r| r.sampling.top_p = 7.0).contains("top_p"));
+    assert!(refused(&|r| r.sampling.logit_bias = vec![(9999, 1.0)]).contains("9999"));
+    assert!(refused(&|r| r.stop = vec![String::new()]).contains("stop"));
+    assert!(refused(&|r| r.top_logprobs = Some(1000)).contains("top_logprobs"));
+    assert!(refused(&|r| r.max_tokens = Some(251)).contains("256"));
+    assert!(refused(&|r| r.max_tokens = Some(usize::MAX)).contains("256"));
+    assert!(matches!(
+        engine.generate(greedy(&"x".repeat(256), 1)),
+        Err(EngineError::ContextOverflow { limit: 256, prompt: 256, requested: 1 })
+    ));
+}
+
+#[tokio::test]
+async fn the_longest_request_that_fits_runs_to_the_end_of_the_context() {
+    let engine = engine_with(256, EngineOptions::default());
+    let mut request = greedy("to the end", 0);
+    request.max_tokens = None;
+    assert_eq!(generate(&engine, request).await.unwrap().ids.len(), 246);
+}
+
+#[tokio::test]
+async fn dropping_the_last_handle_ends_what_runs() {
+    let engine = engine();
+    let mut stream = engine.generate(greedy("running", 400)).unwrap();
+    first_token(&mut stream).await;
+    drop(engine);
+    assert!(matches!(collect(stream).await, Err(EngineError::ShuttingDown)));
+}
+
+#[tokio::test]
+async fn draining_lets_running_work_finish_and_refuses_new_work() {
+    let engine = engine();
+    let stream = engine.generate(greedy("running", 20)).unwrap();
+    engine.drain(Duration::from_secs(60)).await;
+    assert!(matches!(engine.generate(greedy("new", 1)), Err(EngineError::ShuttingDown)));
+    assert_eq!(collect(stream).await.unwrap().ids.len(), 20);
+}
+
+#[tokio::test]
+async fn draining_past_its_deadline_ends_what_runs() {
+    let engine = engine();
+    let mut stream = engine.generate(greedy("running", 400)).unwrap();
+    first_token(&mut stream).await;
+    engine.drain(Duration::ZERO).await;
+    assert!(matches!(collect(stream).await, Err(EngineError::ShuttingDown)));
+    assert_eq!(engine.stats().running, 0);
+}
+
+/// Fails the steps that hold the token `!`, and panics in those that hold `?`.
+struct Flaky(CpuExecutor);
+
+impl Executor for Flaky {
+    fn limits(&self) -> &ExecutorLimits {
+        self.0.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        let holds = |byte: u8| batch.sequences.iter().any(|s| s.tokens.contains(&u32::from(byte)));
+        assert!(!holds(b'?'), "a step that panics");
+        if holds(b'!') {
+            return self.0.forward(&Batch {
+                sequences: vec![skep_model::BatchSequence {
+                    tokens: vec![1],
+                    start: usize::MAX / 2,
+                    pages: Vec::new(),
+                    logits: skep_model::LogitsWanted::Last,
+                }],
+            });
+        }
+        self.0.forward(batch)
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.0.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.0.sample(rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.0.plan()
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_fails_or_panics_fails_its_requests_and_the_engine_goes_on() {
+    let model = model(4096, |executor| Box::new(Flaky(executor)));
+    let engine = Engine::start(model, EngineOptions::default()).unwrap();
+    let letters = || {
+        let mut request = greedy("fine", 6);
+        request.sampling = Sampling {
+            logit_bias: vec![(u32::from(b'!'), -100.0), (u32::from(b'?'), -100.0)],
+            ..request.sampling
+        };
+        request
+    };
+    let expected = generate(&engine, letters()).await.unwrap().ids;
+    for bad in ["fails!", "panics?"] {
+        assert!(matches!(generate(&engine, greedy(bad, 4)).await, Err(EngineError::Failed(_))), "{bad}");
+        assert_eq!(generate(&engine, letters()).await.unwrap().ids, expected);
+    }
+    engine.drain(Duration::from_secs(60)).await;
+    let stats = engine.stats();
+    assert_eq!(stats.pages_free, stats.pages_total);
+}
+
+#[tokio::test]
+async fn a_model_set_finds_engines_by_name() {
+    let models = ModelSet::new(engine());
+    assert_eq!(models.get(None).unwrap().info().name, "tiny");
+    assert_eq!(models.get(Some("tiny")).unwrap().info().vocabulary_size, 320);
+    let Err(EngineError::ModelUnknown { name, known }) = models.get(Some("huge")) else {
+        panic!("no such model")
+    };
+    assert_eq!((name.as_str(), known), ("huge", vec!["tiny".to_string()]));
+}
+
+#[tokio::test]
+async fn the_start_is_reported_before_anything_is_computed() {
+    let engine = engine();
+    let mut stream = engine.generate(greedy("started", 1)).unwrap();
+    let started = TokenEvent::Started { prompt_tokens: 7, cached_tokens: 0 };
+    assert_eq!(stream.next().await.unwrap().unwrap(), started);
+}

@@ -1,0 +1,9 @@
+//! Behaviour of a whole engine over a small model with random weights and a byte-level tokenizer: what is generated
+//! must not depend on what else runs, on what is cached, or on how steps are cut.
+
+mod batching;
+mod constrained;
+pub(crate) mod fixture;
+mod lifecycle;
+mod prefix_cache;
+mod text;
