@@ -1,1 +1,20 @@
-//! skep
+//! The `skep` command line: the one crate that knows all the others, and the only one that reads flags, files of
+//! configuration and the environment.
+//!
+//! `catalog`, `guest_build` and `server` are also what the integration tests prepare themselves with, so that tests
+//! and users go through the same code.
+
+#![forbid(unsafe_code)]
+
+pub mod catalog;
+//pub mod client;
+//pub mod commands;
+//pub mod config;
+//pub mod embedded;
+//pub mod failure;
+pub mod guest_build;
+//pub mod logging;
+pub mod places;
+pub mod progress;
+//pub mod server;
+//pub mod style;

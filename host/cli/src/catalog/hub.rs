@@ -1,0 +1,218 @@
+//! Models from the Hugging Face hub, named `hf:OWNER/REPO[:FILE]`.
+//!
+//! Files go into the hub crate's own cache layout under Skep's cache; a record of what a reference meant makes later
+//! use independent of the network.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use hf_hub::api::Progress as HubProgress;
+use hf_hub::api::sync::{ApiBuilder, ApiRepo};
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use super::ResolvedModel;
+use crate::places;
+use crate::progress::{Progress, Step};
+
+/// Small files that belong to a safetensors model when the repository has them.
+const COMPANIONS: [&str; 7] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+];
+
+/// The model that `OWNER/REPO[:FILE]` means; pulled if it is not here.
+pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
+    let (repository, file) = parse(reference)?;
+    let record = record_path(reference)?;
+    let name = file.map_or(repository, |file| file.trim_end_matches(".gguf"));
+    let name = name.rsplit('/').next().unwrap_or(name).to_owned();
+    if let Some(path) = recorded(&record) {
+        return Ok(ResolvedModel { name, path });
+    }
+    let api = ApiBuilder::from_env()
+        .with_cache_dir(places::cache_subdir("hub")?)
+        .with_progress(false)
+        .with_retries(3)
+        .build()
+        .context("cannot set up the hub client")?;
+    let repo = Repo::new(repository.to_owned(), RepoType::Model);
+    let cached = Cache::new(places::cache_subdir("hub")?).repo(repo.clone());
+    let remote = Remote { api: api.repo(repo), cached };
+    let path = match file {
+        Some(file) => get(&remote, file, progress)?,
+        None => {
+            let info = remote.api.info().with_context(|| {
+                format!("cannot read the model {repository} on the hub\n  hint: check the name and the network; a gated model needs a token")
+            })?;
+            let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+            pull_all(&remote, repository, &choose(repository, &files)?, progress)?
+        }
+    };
+    std::fs::write(&record, format!("hf:{reference}\n{}\n", path.display()))
+        .with_context(|| format!("cannot write {}", record.display()))?;
+    Ok(ResolvedModel { name, path })
+}
+
+/// The references that were pulled before, with their paths.
+pub fn pulled() -> Result<Vec<ResolvedModel>> {
+    let Ok(entries) = std::fs::read_dir(places::cache_dir()?.join("hub/resolved")) else {
+        return Ok(Vec::new());
+    };
+    let mut models: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let path = recorded(&entry.path())?;
+            let text = std::fs::read_to_string(entry.path()).ok()?;
+            Some(ResolvedModel { name: text.lines().next()?.to_owned(), path })
+        })
+        .collect();
+    models.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(models)
+}
+
+/// A repository on the hub, and what of it is here.
+struct Remote {
+    api: ApiRepo,
+    cached: CacheRepo,
+}
+
+/// What has to be pulled of a repository.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    /// One file that is the whole model.
+    Single(String),
+    /// A folder of weights with their companions.
+    Folder(Vec<String>),
+}
+
+fn parse(reference: &str) -> Result<(&str, Option<&str>)> {
+    let (repository, file) = match reference.split_once(':') {
+        Some((repository, file)) => (repository, Some(file)),
+        None => (reference, None),
+    };
+    let parts: Vec<_> = repository.split('/').collect();
+    let sound = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', '\0']);
+    let file_sound = file.is_none_or(|file| file.split('/').all(sound));
+    if parts.len() != 2 || !parts.iter().all(|part| sound(part)) || !file_sound {
+        bail!("\"hf:{reference}\" is not of the form hf:OWNER/REPO or hf:OWNER/REPO:FILE");
+    }
+    Ok((repository, file))
+}
+
+fn choose(repository: &str, files: &[String]) -> Result<Choice> {
+    let ggufs: Vec<_> = files.iter().filter(|file| file.ends_with(".gguf")).cloned().collect();
+    if let [only] = ggufs.as_slice() {
+        return Ok(Choice::Single(only.clone()));
+    }
+    let weights = files.iter().filter(|file| file.ends_with(".safetensors") && !file.contains('/'));
+    let companions = files.iter().filter(|file| COMPANIONS.contains(&file.as_str()));
+    let folder: Vec<_> = companions.chain(weights).cloned().collect();
+    if folder.iter().any(|file| file.ends_with(".safetensors"))
+        && folder.iter().any(|file| file == "config.json")
+    {
+        return Ok(Choice::Folder(folder));
+    }
+    if ggufs.is_empty() {
+        bail!("the model {repository} has neither a .gguf file nor safetensors with a config.json");
+    }
+    bail!(
+        "the model {repository} has several .gguf files\n  hint: choose one with hf:{repository}:FILE out of {}",
+        ggufs.join(", ")
+    )
+}
+
+fn pull_all(remote: &Remote, repository: &str, choice: &Choice, progress: &dyn Progress) -> Result<PathBuf> {
+    match choice {
+        Choice::Single(file) => get(remote, file, progress),
+        Choice::Folder(files) => {
+            let mut folder = None;
+            for file in files {
+                let path = get(remote, file, progress)?;
+                if file == "config.json" {
+                    folder = path.parent().map(Path::to_path_buf);
+                }
+            }
+            folder.with_context(|| format!("the model {repository} has no config.json"))
+        }
+    }
+}
+
+fn get(remote: &Remote, file: &str, progress: &dyn Progress) -> Result<PathBuf> {
+    if let Some(path) = remote.cached.get(file) {
+        return Ok(path);
+    }
+    let reporter = Reporter { progress, step: None, bytes: 0 };
+    remote.api.download_with_progress(file, reporter).with_context(|| {
+        format!("cannot download {file} from the hub\n  hint: run the command again; it resumes")
+    })
+}
+
+fn record_path(reference: &str) -> Result<PathBuf> {
+    Ok(places::cache_subdir("hub/resolved")?.join(reference.replace(['/', ':'], "--")))
+}
+
+fn recorded(record: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(record).ok()?;
+    let path = PathBuf::from(text.lines().nth(1)?);
+    path.exists().then_some(path)
+}
+
+/// Passes the hub crate's progress on.
+struct Reporter<'a> {
+    progress: &'a dyn Progress,
+    step: Option<Box<dyn Step>>,
+    bytes: u64,
+}
+
+impl HubProgress for Reporter<'_> {
+    fn init(&mut self, size: usize, filename: &str) {
+        self.step = Some(self.progress.begin(&format!("downloading {filename}"), Some(size as u64)));
+    }
+
+    fn update(&mut self, size: usize) {
+        self.bytes += size as u64;
+        if let Some(step) = &self.step {
+            step.advance_to(self.bytes);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(step) = self.step.take() {
+            step.finish(&indicatif::HumanBytes(self.bytes).to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reference_is_owner_repository_and_perhaps_a_file() {
+        assert_eq!(parse("a/b").expect("well formed"), ("a/b", None));
+        assert_eq!(parse("a/b:c/d.gguf").expect("well formed"), ("a/b", Some("c/d.gguf")));
+        for bad in ["", "a", "a/b/c", "../b", "a/b:", "a/b:../c"] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn single_gguf_wins_and_several_must_be_chosen_from() {
+        let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            choose("a/b", &files(&["m.gguf", "README.md"])).expect("one"),
+            Choice::Single("m.gguf".into())
+        );
+        let error = choose("a/b", &files(&["m-q4.gguf", "m-q8.gguf"])).expect_err("two").to_string();
+        assert!(error.contains("hf:a/b:FILE") && error.contains("m-q8.gguf"), "{error}");
+        let folder = choose("a/b", &files(&["config.json", "model.safetensors", "onnx/x.safetensors"]))
+            .expect("folder");
+        assert_eq!(folder, Choice::Folder(files(&["config.json", "model.safetensors"])));
+        assert!(choose("a/b", &files(&["README.md"])).is_err());
+    }
+}

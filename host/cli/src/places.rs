@@ -1,0 +1,76 @@
+//! Where Skep keeps files of its own: one cache folder per user, with a subfolder for each kind of thing.
+//!
+//! Everything under it can be deleted at any time and is made again when it is needed. Whatever is put there is
+//! complete: it is made beside its place and renamed into it, under a lock that other processes respect.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The environment variable that names another cache folder.
+pub const HOME_VARIABLE: &str = "SKEP_HOME";
+
+/// The cache folder: `$SKEP_HOME`, or `skep` in the platform's cache folder for this user.
+pub fn cache_dir() -> Result<PathBuf> {
+    if let Some(home) = std::env::var_os(HOME_VARIABLE).filter(|home| !home.is_empty()) {
+        let home = PathBuf::from(home);
+        return std::path::absolute(&home).with_context(|| format!("{HOME_VARIABLE}={}", home.display()));
+    }
+    match directories::BaseDirs::new() {
+        Some(base) => Ok(base.cache_dir().join("skep")),
+        None => bail!("this user has no home folder; set {HOME_VARIABLE} to a folder for Skep's files"),
+    }
+}
+
+/// A subfolder of the cache, created if it is missing.
+pub fn cache_subdir(name: &str) -> Result<PathBuf> {
+    let dir = cache_dir()?.join(name);
+    std::fs::create_dir_all(&dir).with_context(|| {
+        format!("cannot create {}; set {HOME_VARIABLE} to a writable folder", dir.display())
+    })?;
+    Ok(dir)
+}
+
+/// Default place of the host's database: the platform's data folder for this user, or inside `$SKEP_HOME`.
+pub fn data_dir() -> Result<PathBuf> {
+    if std::env::var_os(HOME_VARIABLE).is_some_and(|home| !home.is_empty()) {
+        return Ok(cache_dir()?.join("data"));
+    }
+    match directories::BaseDirs::new() {
+        Some(base) => Ok(base.data_dir().join("skep")),
+        None => bail!("this user has no home folder; pass --data DIR"),
+    }
+}
+
+/// Holds `lock_path` exclusively until dropped. Waits for another process that has it, and says so through `waiting`.
+pub fn lock(lock_path: &Path, waiting: impl FnOnce()) -> Result<File> {
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(lock_path)
+        .with_context(|| format!("cannot open {}", lock_path.display()))?;
+    if file.try_lock().is_err() {
+        waiting();
+        file.lock().with_context(|| format!("cannot lock {}", lock_path.display()))?;
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_holder_of_a_lock_waits_for_the_first() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("x.lock");
+        let first = lock(&path, || panic!("nobody holds it")).expect("free lock");
+        let (said, heard) = std::sync::mpsc::channel();
+        let waiter = std::thread::spawn(move || lock(&path, || said.send(()).expect("main waits")).map(drop));
+        heard.recv().expect("the second holder says that it waits");
+        drop(first);
+        waiter.join().expect("no panic").expect("lock after the first is gone");
+    }
+}
