@@ -1,33 +1,30 @@
-//! Zeroed, cache-line-aligned bytes whose allocation can fail.
+//! Zeroed, cache-line-aligned bytes whose allocation can fail, on huge pages where the system has them.
 //!
-//! Invariant: aligned to 64 bytes; sizes are checked before anything is allocated.
+//! Invariant: aligned to 64 bytes; sizes are checked before anything is allocated; a piece of an arena is one owner's.
+//! Weights stream through the cores once per token, and with 4 KiB pages the address translation costs as much as the
+//! data: the matrices of a model share regions of their own instead of lying scattered on the heap.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::KernelError;
 
 const ALIGN: usize = 64;
+const HUGE_PAGE: usize = 2 << 20;
+/// Address space that an arena asks for at a time; only what is written takes memory.
+const REGION: usize = 64 << 20;
 
 /// Memory for packed weights and KV pages.
 pub struct AlignedBytes {
-    start: NonNull<u8>,
+    region: Arc<Region>,
+    offset: usize,
     len: usize,
 }
 
-// SAFETY: owns plain bytes.
-unsafe impl Send for AlignedBytes {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for AlignedBytes {}
-
 impl AlignedBytes {
-    /// `len` zero bytes.
+    /// `len` zero bytes of their own.
     pub fn zeroed(len: usize) -> Result<Self, KernelError> {
-        let failed = KernelError::OutOfMemory { bytes: len };
-        let layout = Layout::from_size_align(len.max(ALIGN), ALIGN).map_err(|_| failed.clone())?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(failed)?;
-        Ok(AlignedBytes { start, len })
+        Ok(AlignedBytes { region: Arc::new(Region::map(len)?), offset: 0, len })
     }
 
     pub fn len(&self) -> usize {
@@ -39,25 +36,128 @@ impl AlignedBytes {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: owns `len` initialised bytes.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        // SAFETY: the piece is inside the region, initialised, and this owner's alone.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: owns `len` initialised bytes, borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast_mut(), self.len) }
     }
 
     pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.start.as_ptr()
+        // SAFETY: the offset is inside the region.
+        unsafe { self.region.start.as_ptr().add(self.offset) }
     }
 }
 
-impl Drop for AlignedBytes {
+/// Hands out pieces of large regions. A region is freed with its last piece.
+#[derive(Default)]
+pub struct Arena {
+    region: Option<Arc<Region>>,
+    used: usize,
+}
+
+impl Arena {
+    /// `len` zero bytes beside the previous ones.
+    pub fn zeroed(&mut self, len: usize) -> Result<AlignedBytes, KernelError> {
+        let failed = KernelError::OutOfMemory { bytes: len };
+        let room = len.checked_next_multiple_of(ALIGN).ok_or(failed)?;
+        let region = match &self.region {
+            Some(region) if room <= region.len - self.used => region.clone(),
+            _ => {
+                let region = Arc::new(Region::map(room.max(REGION))?);
+                self.used = 0;
+                self.region.insert(region).clone()
+            }
+        };
+        let offset = self.used;
+        self.used += room;
+        Ok(AlignedBytes { region, offset, len })
+    }
+}
+
+/// Zeroed memory of the system's.
+struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    /// Held for its drop.
+    _mapping: Mapping,
+}
+
+/// What to give back.
+struct Mapping {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: owns plain bytes; pieces are disjoint and each has one owner.
+unsafe impl Send for Region {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for Region {}
+
+#[cfg(unix)]
+impl Region {
+    fn map(len: usize) -> Result<Self, KernelError> {
+        let failed = KernelError::OutOfMemory { bytes: len };
+        let len = len.max(ALIGN);
+        // Room to start on a huge page.
+        let mapped = if len >= HUGE_PAGE { len.checked_add(HUGE_PAGE) } else { Some(len) };
+        let mapped = mapped.filter(|mapped| *mapped <= isize::MAX as usize).ok_or_else(|| failed.clone())?;
+        // SAFETY: a fresh private mapping.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(failed);
+        }
+        let mapping = Mapping { start: start.cast(), len: mapped };
+        let skip = if len >= HUGE_PAGE { mapping.start.align_offset(HUGE_PAGE) } else { 0 };
+        // SAFETY: the mapping is longer than `len` by at least `skip`.
+        let start = unsafe { mapping.start.add(skip) };
+        #[cfg(target_os = "linux")]
+        if len >= HUGE_PAGE {
+            // SAFETY: inside the mapping. A system without huge pages refuses, which costs only speed.
+            unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
+        }
+        let start = NonNull::new(start).ok_or(failed)?;
+        Ok(Region { start, len, _mapping: mapping })
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the layout is the one it was allocated with.
+        // SAFETY: the mapping is this owner's, and nothing borrows it any more.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+#[cfg(not(unix))]
+impl Region {
+    fn map(len: usize) -> Result<Self, KernelError> {
+        let failed = KernelError::OutOfMemory { bytes: len };
+        let len = len.max(ALIGN);
+        let layout = std::alloc::Layout::from_size_align(len, ALIGN).map_err(|_| failed.clone())?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(failed)?;
+        Ok(Region { start, len, _mapping: Mapping { start: start.as_ptr(), len } })
+    }
+}
+
+#[cfg(not(unix))]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
         unsafe {
-            dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.len.max(ALIGN), ALIGN));
+            std::alloc::dealloc(self.start, std::alloc::Layout::from_size_align_unchecked(self.len, ALIGN));
         }
     }
 }
@@ -68,8 +168,26 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_errors() {
-        assert!(AlignedBytes::zeroed(usize::MAX).is_err());
-        assert!(AlignedBytes::zeroed(isize::MAX as usize - 63).is_err());
+        for len in [usize::MAX, isize::MAX as usize - 63] {
+            assert!(AlignedBytes::zeroed(len).is_err());
+            assert!(Arena::default().zeroed(len).is_err());
+        }
         assert_eq!(AlignedBytes::zeroed(100).unwrap().as_slice(), [0; 100]);
+    }
+
+    #[test]
+    fn pieces_of_an_arena_are_aligned_apart_and_outlive_it() {
+        let mut arena = Arena::default();
+        let mut pieces: Vec<AlignedBytes> =
+            [1, 64, 0, 65, REGION, 7].map(|len| arena.zeroed(len).unwrap()).into();
+        drop(arena);
+        for (value, piece) in pieces.iter_mut().enumerate() {
+            assert!(piece.as_slice().iter().all(|byte| *byte == 0));
+            piece.as_mut_slice().fill(value as u8 + 1);
+            assert_eq!(piece.as_ptr() as usize % ALIGN, 0);
+        }
+        for (value, piece) in pieces.iter().enumerate() {
+            assert!(piece.as_slice().iter().all(|byte| *byte == value as u8 + 1));
+        }
     }
 }

@@ -36,12 +36,13 @@ pub fn gather(
 mod tests {
     use super::*;
     use crate::DType;
+    use crate::buffer::Arena;
 
     #[test]
     fn rows_come_in_the_order_asked_and_unknown_rows_are_errors() {
         let values: Vec<f32> = (0..60).map(|x| x as f32).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let table = PackedMatrix::pack(DType::F32, 20, 3, &bytes).unwrap();
+        let table = PackedMatrix::pack(&mut Arena::default(), DType::F32, 20, 3, &bytes).unwrap();
         let pool = WorkerPool::new(2).unwrap();
         let mut out = [0.0; 9];
         gather(&pool, Isa::detect(), &table, &[19, 0, 19], &mut out).unwrap();

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use crate::buffer::AlignedBytes;
+use crate::buffer::{AlignedBytes, Arena};
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
 use crate::cpu::quantise::{GroupView, QuantiseRow};
@@ -44,15 +44,21 @@ macro_rules! with_tile_format {
 }
 
 impl PackedMatrix {
-    /// Packs `rows` rows of `columns` values of `dtype`.
-    pub fn pack(dtype: DType, rows: usize, columns: usize, data: &[u8]) -> Result<Self, KernelError> {
+    /// Packs `rows` rows of `columns` values of `dtype` into a piece of `arena`.
+    pub fn pack(
+        arena: &mut Arena,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        data: &[u8],
+    ) -> Result<Self, KernelError> {
         const OP: &str = "pack";
         let row_bytes =
             dtype.row_bytes(columns).ok_or(KernelError::PartialBlock { op: OP, dtype, values: columns })?;
         expect_len(OP, "the byte length", product(OP, "the matrix", &[rows, row_bytes])?, data.len())?;
         let tile_bytes = product(OP, "a tile", &[row_bytes, TILE_ROWS])?;
         let tiles = rows.div_ceil(TILE_ROWS);
-        let mut bytes = AlignedBytes::zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
+        let mut bytes = arena.zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
         if row_bytes > 0 {
             for (tile, source) in
                 bytes.as_mut_slice().chunks_exact_mut(tile_bytes).zip(data.chunks(row_bytes * TILE_ROWS))

@@ -62,8 +62,8 @@ fn every_format_and_tier_agrees_with_double_precision() {
                 let other = random_weights(&mut random, dtype, 7, columns);
                 let input: Vec<f32> = (0..tokens * columns).map(|_| random.signed()).collect();
                 let matrices = [
-                    &PackedMatrix::pack(dtype, rows, columns, &data).unwrap(),
-                    &PackedMatrix::pack(dtype, 7, columns, &other).unwrap(),
+                    &PackedMatrix::pack(&mut Arena::default(), dtype, rows, columns, &data).unwrap(),
+                    &PackedMatrix::pack(&mut Arena::default(), dtype, 7, columns, &other).unwrap(),
                 ];
                 let stride = rows + 7;
                 let mut out = vec![f32::NAN; tokens * stride];
@@ -101,7 +101,7 @@ fn a_token_gets_the_same_result_in_any_company() {
     let pool = WorkerPool::new(2).unwrap();
     for dtype in [DType::Q4_1, DType::Q8_0, DType::Q6K, DType::F16] {
         let data = random_weights(&mut random, dtype, 48, 256);
-        let matrix = PackedMatrix::pack(dtype, 48, 256, &data).unwrap();
+        let matrix = PackedMatrix::pack(&mut Arena::default(), dtype, 48, 256, &data).unwrap();
         let input: Vec<f32> = (0..11 * 256).map(|_| random.signed()).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
             let mut scratch = Activations::default();
@@ -122,7 +122,7 @@ fn unpacked_rows_are_the_dequantised_ones() {
     let mut random = Random::fresh();
     for dtype in DType::ALL {
         let data = random_weights(&mut random, dtype, 21, 512);
-        let matrix = PackedMatrix::pack(dtype, 21, 512, &data).unwrap();
+        let matrix = PackedMatrix::pack(&mut Arena::default(), dtype, 21, 512, &data).unwrap();
         let mut expected = vec![0.0; 21 * 512];
         dequantize(dtype, &data, &mut expected).unwrap();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
@@ -141,13 +141,16 @@ fn unpacked_rows_are_the_dequantised_ones() {
 fn packing_takes_no_more_bytes_per_weight() {
     for dtype in DType::ALL {
         let bytes = dtype.row_bytes(256).unwrap() * 32;
-        assert_eq!(PackedMatrix::pack(dtype, 32, 256, &vec![0; bytes]).unwrap().byte_len(), bytes);
+        assert_eq!(
+            PackedMatrix::pack(&mut Arena::default(), dtype, 32, 256, &vec![0; bytes]).unwrap().byte_len(),
+            bytes
+        );
     }
 }
 
 #[test]
 fn wrong_shapes_are_errors() {
-    let matrix = PackedMatrix::pack(DType::F32, 2, 4, &[0; 32]).unwrap();
+    let matrix = PackedMatrix::pack(&mut Arena::default(), DType::F32, 2, 4, &[0; 32]).unwrap();
     let pool = WorkerPool::new(1).unwrap();
     let mut scratch = Activations::default();
     let mut run = |input: usize, out: usize| {
@@ -156,6 +159,6 @@ fn wrong_shapes_are_errors() {
     assert!(run(4, 2).is_ok());
     assert!(run(5, 2).is_err());
     assert!(run(4, 3).is_err());
-    assert!(PackedMatrix::pack(DType::Q4_1, 1, 33, &[0; 20]).is_err());
-    assert!(PackedMatrix::pack(DType::F32, usize::MAX, 4, &[0; 20]).is_err());
+    assert!(PackedMatrix::pack(&mut Arena::default(), DType::Q4_1, 1, 33, &[0; 20]).is_err());
+    assert!(PackedMatrix::pack(&mut Arena::default(), DType::F32, usize::MAX, 4, &[0; 20]).is_err());
 }

@@ -1,1 +1,39 @@
-//! placeholder
+//! How a step is computed: model files, tokenizer, chat template, and the forward pass over paged keys and values.
+//!
+//! Invariant: a file is never believed. Every count, offset and shape is checked before it is used, so a damaged or
+//! hostile model is an error that names the tensor or key. This crate knows batches, not requests.
+
+#![deny(unsafe_code)]
+
+pub mod error;
+
+pub mod chat_template;
+pub mod checkpoint;
+pub mod config;
+mod gguf;
+mod mapping;
+mod safetensors_file;
+pub mod tokenizer;
+
+pub mod batch;
+pub mod executor;
+mod layers;
+pub mod loaded;
+pub mod memory_plan;
+mod models;
+pub mod sampling;
+mod weights;
+
+pub mod verify;
+
+pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+pub use chat_template::ChatTemplate;
+pub use checkpoint::{Checkpoint, Tensor};
+pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
+pub use error::ModelError;
+pub use executor::{CpuExecutor, Executor, ExecutorLimits, ExecutorOptions, KvDtype, MemoryPlan};
+pub use loaded::LoadedModel;
+pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
+pub use skep_kernels::{DType, Isa};
+pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer};
+pub use verify::{Verification, VerifyOptions, verify};

@@ -3,6 +3,7 @@
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
 //! tensor. Only one tensor's copy exists beside its packed form.
 
+use skep_kernels::buffer::Arena;
 use skep_kernels::dequantize;
 use skep_kernels::matmul::PackedMatrix;
 
@@ -13,6 +14,7 @@ use crate::layers::linear::Linear;
 /// Reads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
     checkpoint: &'a Checkpoint,
+    arena: Arena,
     bytes: u64,
 }
 
@@ -31,7 +33,7 @@ impl Bias {
 
 impl<'a> WeightLoader<'a> {
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
-        WeightLoader { checkpoint, bytes: 0 }
+        WeightLoader { checkpoint, arena: Arena::default(), bytes: 0 }
     }
 
     /// Bytes of what was loaded so far.
@@ -47,7 +49,7 @@ impl<'a> WeightLoader<'a> {
         columns: usize,
     ) -> Result<PackedMatrix, ModelError> {
         let tensor = self.tensor(name, &[rows, columns])?;
-        let matrix = PackedMatrix::pack(tensor.dtype, rows, columns, tensor.data)
+        let matrix = PackedMatrix::pack(&mut self.arena, tensor.dtype, rows, columns, tensor.data)
             .map_err(|error| ModelError::tensor(name, error.to_string()))?;
         self.bytes += matrix.byte_len() as u64;
         Ok(matrix)

@@ -38,6 +38,7 @@ unsafe impl Simd for Avx2 {
         div(F2) = _mm256_div_ps;
         max(F2) = _mm256_max_ps;
         min(F2) = _mm256_min_ps;
+        add_i(I2) = _mm256_add_epi32;
         and(I2) = _mm256_and_si256;
         or(I2) = _mm256_or_si256;
     }
@@ -196,5 +197,9 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn to_f32(a: I2) -> F2 {
         unsafe { F2(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 }

@@ -142,4 +142,13 @@ unsafe impl Simd for Avx512 {
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
+
+    #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
 }

@@ -159,4 +159,10 @@ unsafe impl Simd for Portable {
     unsafe fn to_f32(a: Words) -> Floats {
         a.map(|a| a as i32 as f32)
     }
+    #[inline(always)]
+    unsafe fn add_i(a: Words, b: Words) -> Words {
+        zip_words(a, b, u32::wrapping_add)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
 }

@@ -50,6 +50,9 @@ pub(crate) unsafe trait Simd: Copy {
     /// As `dot`, for bytes up to 255.
     unsafe fn dot_wide(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Asks for the cache line at `at`, which need not be readable.
+    unsafe fn prefetch(at: *const u8);
 }
 
 /// e to the power of each lane: Cephes' polynomial after reduction by ln 2; relative error below 1e-6.

@@ -14,6 +14,8 @@ pub(crate) const TILE_ROWS: usize = 16;
 
 /// Reads one format's tiles. `block` counts blocks of 32 values along the row.
 pub(crate) trait TileFormat: Copy {
+    /// Bytes of 32 columns of a tile, on average.
+    const BLOCK_BYTES: usize;
     /// Whether the two 16-value halves of a block have scales of their own.
     const HALVES: bool;
     /// Whether integers exceed 127.
@@ -54,6 +56,7 @@ const HALF_ROW: usize = 2 * TILE_ROWS; // 16 half-precision numbers
 const SIX_BIT: usize = 24; // 16 rows of 6-bit scale and min
 
 impl TileFormat for Q4_0 {
+    const BLOCK_BYTES: usize = 288;
     const HALVES: bool = false;
     const WIDE: bool = false;
 
@@ -73,6 +76,7 @@ impl TileFormat for Q4_0 {
 }
 
 impl TileFormat for Q4_1 {
+    const BLOCK_BYTES: usize = 320;
     const HALVES: bool = false;
     const WIDE: bool = false;
 
@@ -93,6 +97,7 @@ impl TileFormat for Q4_1 {
 }
 
 impl TileFormat for Q8_0 {
+    const BLOCK_BYTES: usize = 544;
     const HALVES: bool = false;
     const WIDE: bool = true;
 
@@ -113,6 +118,7 @@ impl TileFormat for Q8_0 {
 }
 
 impl TileFormat for Q6K {
+    const BLOCK_BYTES: usize = 420;
     const HALVES: bool = true;
     const WIDE: bool = false;
 
@@ -178,6 +184,7 @@ impl<High: HighPlane> SixBit<High> {
 }
 
 impl<High: HighPlane> TileFormat for SixBit<High> {
+    const BLOCK_BYTES: usize = High::GROUP / 8;
     const HALVES: bool = false;
     const WIDE: bool = false;
 

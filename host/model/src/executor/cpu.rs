@@ -200,3 +200,7 @@ fn physical_cores() -> usize {
     let per_core = siblings.map_or(1, |list| list.trim().split([',', '-']).count().max(1));
     (available / per_core).clamp(1, MAX_THREADS)
 }
+
+#[cfg(test)]
+#[path = "cpu_tests.rs"]
+mod tests;

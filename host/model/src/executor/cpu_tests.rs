@@ -1,0 +1,187 @@
+//! Tiny models against exact logits, however a sequence is cut into steps and whatever shares its batch.
+
+use std::path::PathBuf;
+
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::batch::{BatchSequence, LogitsWanted, PageId};
+use crate::sampling::ScoreRow;
+
+const MODELS: [&str; 5] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
+}
+
+fn load(name: &str, options: ExecutorOptions) -> Result<CpuExecutor, ModelError> {
+    CpuExecutor::load(&Checkpoint::open(&folder(name)).unwrap(), options)
+}
+
+fn options(isa: Isa) -> ExecutorOptions {
+    ExecutorOptions {
+        isa: Some(isa),
+        threads: Some(2),
+        kv: KvDtype::F32,
+        kv_tokens: 512,
+        max_logit_rows: 128,
+        ..ExecutorOptions::default()
+    }
+}
+
+/// Token ids and exact logits of a fixture.
+fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = tensors.tensor("input_ids").unwrap();
+    let ids =
+        ids.data().chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap()) as u32).collect();
+    let logits = tensors.tensor("logits").unwrap();
+    let logits = logits.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+    (ids, logits)
+}
+
+/// A sequence whose pages start at `first_page`, from the top down so that their order matters.
+fn sequence(tokens: &[u32], start: usize, first_page: u32, logits: LogitsWanted) -> BatchSequence {
+    let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS) as u32;
+    let pages = (0..pages).map(|page| PageId(first_page - page)).collect();
+    BatchSequence { tokens: tokens.to_vec(), start, pages, logits }
+}
+
+fn relative_error(found: &[f32], exact: &[f32]) -> f32 {
+    let largest = exact.iter().fold(0f32, |all, x| all.max(x.abs()));
+    found.iter().zip(exact).fold(0f32, |all, (a, b)| all.max((a - b).abs())) / largest
+}
+
+fn supported() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.supported())
+}
+
+#[test]
+fn every_architecture_tier_and_chunking_gives_the_exact_logits() {
+    for name in MODELS {
+        let (ids, exact) = expected(name);
+        let width = exact.len() / ids.len();
+        for isa in supported() {
+            let mut executor = load(name, options(isa)).unwrap();
+            for chunk in [ids.len(), 23, 1] {
+                for (index, tokens) in ids.chunks(chunk).enumerate() {
+                    let start = index * chunk;
+                    let rows = sequence(tokens, start, 9, LogitsWanted::All);
+                    executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+                    for row in 0..tokens.len() {
+                        let exact = &exact[(start + row) * width..][..width];
+                        let error = relative_error(executor.logits(row).unwrap(), exact);
+                        assert!(
+                            error < 1e-3,
+                            "{name} {isa} chunks of {chunk}, token {}: {error}",
+                            start + row
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn half_precision_keys_and_values_stay_close() {
+    for name in MODELS {
+        let (ids, exact) = expected(name);
+        let mut executor =
+            load(name, ExecutorOptions { kv: KvDtype::F16, ..options(Isa::detect()) }).unwrap();
+        let rows = sequence(&ids, 0, 20, LogitsWanted::All);
+        executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+        let found: Vec<f32> = (0..ids.len()).flat_map(|row| executor.logits(row).unwrap().to_vec()).collect();
+        let error = relative_error(&found, &exact);
+        assert!(error < 2e-2, "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_sequence_gets_the_same_logits_in_any_company() {
+    for name in MODELS {
+        let (ids, exact) = expected(name);
+        let width = exact.len() / ids.len();
+        for isa in supported() {
+            let mut executor = load(name, options(isa)).unwrap();
+            let reversed: Vec<u32> = ids.iter().rev().copied().collect();
+            // A decode of one sequence between prefill chunks of two others.
+            let first = vec![sequence(&ids[..50], 0, 9, LogitsWanted::None)];
+            executor.forward(&Batch { sequences: first }).unwrap();
+            let mixed = vec![
+                sequence(&reversed[..33], 0, 19, LogitsWanted::Last),
+                sequence(&ids[50..51], 50, 9, LogitsWanted::Last),
+                sequence(&reversed[..20], 0, 29, LogitsWanted::None),
+            ];
+            executor.forward(&Batch { sequences: mixed }).unwrap();
+            let error = relative_error(executor.logits(1).unwrap(), &exact[50 * width..][..width]);
+            assert!(error < 1e-3, "{name} {isa}: {error}");
+            let rest = vec![
+                sequence(&reversed[33..60], 33, 19, LogitsWanted::All),
+                sequence(&ids[51..], 51, 9, LogitsWanted::All),
+            ];
+            executor.forward(&Batch { sequences: rest }).unwrap();
+            for (row, token) in (51..ids.len()).enumerate() {
+                let exact = &exact[token * width..][..width];
+                let error = relative_error(executor.logits(27 + row).unwrap(), exact);
+                assert!(error < 1e-3, "{name} {isa} token {token}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused_and_leave_the_executor_usable() {
+    let mut executor = load("llama-gqa", options(Isa::detect())).unwrap();
+    let good = sequence(&[5, 6, 7], 0, 9, LogitsWanted::Last);
+    let with = |change: fn(&mut BatchSequence)| {
+        let mut changed = good.clone();
+        change(&mut changed);
+        Batch { sequences: vec![changed] }
+    };
+    for (bad, word) in [
+        (with(|rows| rows.tokens[1] = 320), "vocabulary"),
+        (with(|rows| rows.pages[0] = PageId(32)), "page"),
+        (with(|rows| rows.pages.clear()), "pages"),
+        (with(|rows| rows.start = 510), "context"),
+        (with(|rows| rows.start = usize::MAX), "context"),
+        (with(|rows| rows.tokens = vec![1; 513]), "tokens"),
+        (Batch { sequences: vec![good.clone(); 65] }, "sequences"),
+    ] {
+        let error = executor.forward(&bad).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+        assert!(executor.logits(0).is_err());
+    }
+    executor.forward(&Batch { sequences: vec![good] }).unwrap();
+    assert!(executor.logits(0).is_ok() && executor.logits(1).is_err());
+    let score = LogitRow::Score(ScoreRow { row: 0, target: 3, top: 2 });
+    let scored = executor.sample(&[score]).unwrap();
+    assert!(scored[0].logprob.unwrap() < 0.0 && scored[0].top.len() == 2);
+    assert!(executor.sample(&[LogitRow::Score(ScoreRow { row: 1, target: 3, top: 2 })]).is_err());
+    executor.forward(&Batch::default()).unwrap();
+}
+
+#[test]
+fn options_that_cannot_be_met_are_named() {
+    let base = options(Isa::detect());
+    for (options, name) in [
+        (ExecutorOptions { threads: Some(0), ..base }, "threads"),
+        (ExecutorOptions { kv_tokens: 0, ..base }, "kv_tokens"),
+        (ExecutorOptions { max_batch_tokens: 0, ..base }, "max_batch_tokens"),
+        (ExecutorOptions { tensor_parallel: 2, ..base }, "tensor_parallel"),
+        (ExecutorOptions { pipeline_parallel: 0, ..base }, "pipeline_parallel"),
+    ] {
+        let error = load("llama-gqa", options).err().unwrap().to_string();
+        assert!(error.starts_with(name), "{error}");
+    }
+}
+
+#[test]
+fn the_plan_counts_weights_and_pages() {
+    let executor = load("llama-gqa", options(Isa::detect())).unwrap();
+    // 3 layers, keys and values, 2 KV heads of 16, 512 tokens, 4 bytes.
+    assert_eq!(executor.plan().kv_bytes, 3 * 2 * 2 * 16 * 512 * 4);
+    let file = std::fs::metadata(folder("llama-gqa").join("model.safetensors")).unwrap().len();
+    assert!(executor.plan().weight_bytes <= file && executor.plan().weight_bytes > file / 2);
+}
