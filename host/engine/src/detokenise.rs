@@ -134,6 +134,29 @@ mod tests {
     }
 
     #[test]
+    fn characters_of_several_tokens_come_out_whole() {
+        let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
+        let text = "naïve café 🐝 – ende";
+        let mut detokeniser = Detokeniser::new(&tokenizer, false, vec!["– e".to_string()]);
+        let (mut joined, mut stopped) = (String::new(), None);
+        for byte in text.bytes() {
+            let delta = detokeniser.push(u32::from(byte));
+            joined += &delta.text;
+            stopped = stopped.or(delta.stopped);
+        }
+        joined += &detokeniser.finish().text;
+        assert_eq!((joined.as_str(), stopped.as_deref()), ("naïve café 🐝 ", Some("– e")));
+    }
+
+    #[test]
+    fn an_incomplete_character_at_the_end_is_replaced() {
+        let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
+        let mut detokeniser = Detokeniser::new(&tokenizer, false, Vec::new());
+        assert_eq!(detokeniser.push(u32::from("é".as_bytes()[0])).text, "");
+        assert_eq!(detokeniser.finish().text, "\u{FFFD}");
+    }
+
+    #[test]
     fn only_what_may_begin_a_stop_string_is_held_back() {
         let mut cutter = StopStrings::new(vec!["</end>".to_string()]);
         assert_eq!(cutter.push("hello <").text, "hello ");

@@ -100,6 +100,9 @@ impl EngineLoop {
             if !plan.is_empty() {
                 self.step(&plan);
             }
+            if cfg!(test) {
+                self.scheduler.check_integrity();
+            }
             self.scheduler.record_load();
         }
         self.scheduler.abort(|| EngineError::ShuttingDown);

@@ -149,7 +149,12 @@ impl Sequence {
             prompt_tokens: count(self.prompt_len),
             cached_tokens: count(self.cached_tokens),
         }));
-        if self.max_tokens == 0 || self.scores.is_some() { Ok(None) } else { self.append_forced() }
+        self.report_scores_if_complete();
+        if self.is_prefill_only() || self.next_scored_row().is_some() {
+            Ok(None)
+        } else {
+            self.append_forced()
+        }
     }
 
     /// The pages are taken away; the sequence will compute again what is not cached then.
@@ -166,10 +171,7 @@ impl Sequence {
     pub fn record_score(&mut self, row: RowOutput) {
         let Some(scores) = &mut self.scores else { return };
         scores.push(logprob(row));
-        if scores.len() == self.prompt_len {
-            let scores = scores.clone();
-            self.emit(Ok(TokenEvent::PromptLogprobs(scores)));
-        }
+        self.report_scores_if_complete();
     }
 
     /// Takes a sampled token and what the constraint forces after it. `Some` ends the sequence.
@@ -197,11 +199,6 @@ impl Sequence {
     }
 
     pub fn finish(mut self, reason: FinishReason) {
-        if self.prompt_len == 1 {
-            if let Some(scores) = self.scores.take() {
-                self.emit(Ok(TokenEvent::PromptLogprobs(scores)));
-            }
-        }
         let rest = self.text.finish();
         let reason = rest.stopped.map_or(reason, FinishReason::Stop);
         let now = Instant::now();
@@ -241,6 +238,12 @@ impl Sequence {
         };
         self.record_end(outcome);
         self.emit(Err(error));
+    }
+
+    fn report_scores_if_complete(&self) {
+        if let Some(scores) = self.scores.as_ref().filter(|scores| scores.len() == self.prompt_len) {
+            self.emit(Ok(TokenEvent::PromptLogprobs(scores.clone())));
+        }
     }
 
     fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {

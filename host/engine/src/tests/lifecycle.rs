@@ -43,6 +43,32 @@ async fn dropping_a_stream_frees_its_pages() {
 }
 
 #[tokio::test]
+async fn under_pressure_nothing_is_lost_and_all_pages_come_back() {
+    let engine =
+        engine_with(320, EngineOptions { step_tokens: 48, max_sequences: 6, ..EngineOptions::default() });
+    let mut streams = Vec::new();
+    for n in 0..48usize {
+        let mut request =
+            greedy(&format!("shared beginning of all {}", "x".repeat(n * 37 % 90)), 1 + n * 53 % 120);
+        request.affinity.session = Some((n % 5).to_string());
+        request.priority = if n % 3 == 0 { Priority::Background } else { Priority::Interactive };
+        let wanted = request.max_tokens.unwrap();
+        streams.push((n, wanted, engine.generate(request).unwrap()));
+    }
+    for (n, wanted, mut stream) in streams {
+        if n % 4 == 1 {
+            let _ = stream.next().await;
+            continue;
+        }
+        assert_eq!(collect(stream).await.unwrap().ids.len(), wanted);
+    }
+    engine.drain(Duration::from_secs(60)).await;
+    let stats = engine.stats();
+    assert_eq!((stats.running, stats.waiting, stats.pages_free), (0, 0, stats.pages_total));
+    assert!(stats.preemptions > 0 && stats.cached_tokens > 0, "{stats:?}");
+}
+
+#[tokio::test]
 async fn a_deadline_ends_running_and_waiting_requests() {
     let engine = one_at_a_time(8);
     let mut late = greedy("late", 400);
