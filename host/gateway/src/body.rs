@@ -3,10 +3,14 @@
 use crate::ApiError;
 use axum::{
     body::Bytes,
-    extract::{FromRequest, Request, rejection::BytesRejection},
+    extract::{FromRequest, Request},
     http::StatusCode,
 };
 use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// How long a client may take to send a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A JSON body. The content type is not looked at: many clients leave it out.
 pub(crate) struct JsonBody<T>(pub T);
@@ -15,13 +19,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = read(Bytes::from_request(request, state).await)?;
+        let bytes = read(request, state).await?;
         parse(&bytes).map(JsonBody)
     }
 }
 
 /// The bytes of a body, or why there are none.
-pub(crate) fn read(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    let bytes =
+        tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await.map_err(|_| {
+            let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+        })?;
     bytes.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
             StatusCode::PAYLOAD_TOO_LARGE,

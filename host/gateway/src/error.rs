@@ -2,6 +2,7 @@
 
 use axum::{
     Json,
+    body::to_bytes,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -129,6 +130,36 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     )
     .into_response()
 }
+
+/// Gives the refusals that the HTTP library itself makes (paths, queries, methods, sizes) the shape of all others.
+pub(crate) async fn in_shape(response: Response) -> Response {
+    let status = response.status();
+    let is_plain = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_none_or(|kind| kind.to_str().is_ok_and(|kind| kind.starts_with("text/plain")));
+    if !(status.is_client_error() || status.is_server_error()) || !is_plain {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let text = to_bytes(body, MAX_PLAIN_BYTES).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let message = if text.is_empty() { status.canonical_reason().unwrap_or("refused") } else { &text };
+    let code = match status {
+        StatusCode::NOT_FOUND => "route_not_found",
+        StatusCode::METHOD_NOT_ALLOWED => "method_not_allowed",
+        StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
+        _ => "invalid_request",
+    };
+    let mut shaped = ApiError::new(status, code, message).into_response();
+    if let Some(allow) = parts.headers.get(header::ALLOW) {
+        shaped.headers_mut().insert(header::ALLOW, allow.clone());
+    }
+    shaped
+}
+
+/// Of a refusal that has no shape yet.
+const MAX_PLAIN_BYTES: usize = 16 << 10;
 
 /// 499, as proxies log a client that went away. Nobody reads it.
 const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {

@@ -123,6 +123,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .fallback(routes::triggers::run)
         .method_not_allowed_fallback(routes::health::method_not_allowed)
         .layer(DefaultBodyLimit::max(body_limit))
+        .layer(middleware::map_response(error::in_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(middleware::from_fn(trace::request))
         .with_state(gateway)

@@ -21,13 +21,17 @@ pub(crate) async fn request(request: Request, next: Next) -> Response {
     // The route, not the path: ids in paths would make every line unique.
     let route = request.extensions().get::<MatchedPath>().map_or("(other)", MatchedPath::as_str).to_owned();
     let method = request.method().clone();
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or("?"), %method, route);
+    let span =
+        tracing::info_span!("request", id = id.to_str().unwrap_or("?"), %method, route = route.as_str());
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     span.in_scope(|| {
         let status = response.status().as_u16();
         tracing::debug!(status, elapsed_us = began.elapsed().as_micros() as u64, "answered");
     });
+    let labels = [("route", route), ("status", response.status().as_u16().to_string())];
+    metrics::counter!("skep_http_requests_total", &labels).increment(1);
+    metrics::histogram!("skep_http_answer_seconds", &labels).record(began.elapsed().as_secs_f64());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

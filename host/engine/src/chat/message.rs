@@ -120,7 +120,11 @@ mod tests {
     fn call_ids_are_unique_and_of_one_form() {
         let ids: HashSet<String> = (0..10_000).map(|_| ToolCall::mint_id()).collect();
         assert_eq!(ids.len(), 10_000);
-        assert!(ids.iter().all(|id| id.starts_with("call_") && id.len() == 5 + 24), "{:?}", ids.iter().next());
+        assert!(
+            ids.iter().all(|id| id.starts_with("call_") && id.len() == 5 + 24),
+            "{:?}",
+            ids.iter().next()
+        );
     }
 
     #[test]

@@ -57,21 +57,27 @@ impl ChatOptions {
     }
 
     pub(crate) fn validate(&self) -> Result<(), EngineError> {
-        let invalid = |parameter: String, message: String| Err(EngineError::InvalidRequest { parameter, message });
+        let invalid =
+            |parameter: String, message: String| Err(EngineError::InvalidRequest { parameter, message });
         if self.tools.len() > MAX_TOOLS {
-            return invalid("tools".into(), format!("{} tools are given; at most {MAX_TOOLS} may be", self.tools.len()));
+            return invalid(
+                "tools".into(),
+                format!("{} tools are given; at most {MAX_TOOLS} may be", self.tools.len()),
+            );
         }
         for (index, tool) in self.tools.iter().enumerate() {
             let name = &tool.name;
             if !is_tool_name(name) {
-                let message = format!("{name:?} is no tool name: 1 to 64 of the characters a-z A-Z 0-9 _ - . are");
+                let message =
+                    format!("{name:?} is no tool name: 1 to 64 of the characters a-z A-Z 0-9 _ - . are");
                 return invalid(format!("tools[{index}].name"), message);
             }
             if self.tools[..index].iter().any(|other| other.name == *name) {
                 return invalid(format!("tools[{index}].name"), format!("two tools are called {name:?}"));
             }
             if !tool.parameters.is_object() {
-                let message = format!("the parameters of the tool {name:?} must be a JSON Schema, which is an object");
+                let message =
+                    format!("the parameters of the tool {name:?} must be a JSON Schema, which is an object");
                 return invalid(format!("tools[{index}].parameters"), message);
             }
         }

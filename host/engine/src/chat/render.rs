@@ -164,7 +164,9 @@ impl Guard {
         let (mut copied, mut at) = (0, 0);
         while at < text.len() {
             let found = self.first[usize::from(text.as_bytes()[at])]
-                .then(|| self.specials.iter().find(|special| text.as_bytes()[at..].starts_with(special.as_bytes())))
+                .then(|| {
+                    self.specials.iter().find(|special| text.as_bytes()[at..].starts_with(special.as_bytes()))
+                })
                 .flatten();
             let Some(special) = found else {
                 at += 1;

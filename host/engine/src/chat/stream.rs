@@ -17,18 +17,34 @@ use super::prompt::{self, Prompt};
 use super::tool_grammar;
 use super::tool_parser::{ParsedEvent, ToolParser};
 use crate::{
-    Engine, EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob, TokenStream,
-    Usage,
+    Engine, EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob,
+    TokenStream, Usage,
 };
 
 #[derive(Clone, Debug)]
 pub enum ChatEvent {
-    Started { prompt_tokens: u32, cached_tokens: u32 },
+    Started {
+        prompt_tokens: u32,
+        cached_tokens: u32,
+    },
     /// `logprobs` are those of the tokens that ended in this delta.
-    Text { delta: String, logprobs: Vec<TokenLogprob> },
-    ToolCallStarted { index: usize, id: String, name: String },
-    ToolCallArguments { index: usize, delta: String },
-    ToolCallFinished { index: usize, call: ToolCall },
+    Text {
+        delta: String,
+        logprobs: Vec<TokenLogprob>,
+    },
+    ToolCallStarted {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    ToolCallArguments {
+        index: usize,
+        delta: String,
+    },
+    ToolCallFinished {
+        index: usize,
+        call: ToolCall,
+    },
     Finished(ChatOutcome),
 }
 
@@ -60,7 +76,11 @@ pub enum ChatFinish {
 }
 
 /// Answers `messages`, remembering nothing.
-pub fn chat(engine: &Engine, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
+pub fn chat(
+    engine: &Engine,
+    messages: &[ChatMessage],
+    options: ChatOptions,
+) -> Result<ChatStream, EngineError> {
     options.validate()?;
     let prompt = prompt::render_and_encode(engine, messages, &options.tools)?;
     ChatStream::start(engine, prompt, options)
@@ -85,7 +105,11 @@ pub struct ChatStream {
 }
 
 impl ChatStream {
-    pub(super) fn start(engine: &Engine, prompt: Prompt, options: ChatOptions) -> Result<ChatStream, EngineError> {
+    pub(super) fn start(
+        engine: &Engine,
+        prompt: Prompt,
+        options: ChatOptions,
+    ) -> Result<ChatStream, EngineError> {
         let tokenizer = engine.tokenizer().clone();
         let keeps_special = options.calls_tools() && tool_grammar::marker_is_special(&tokenizer);
         let mut request = GenerateRequest::new(prompt.tokens.clone());
@@ -100,7 +124,8 @@ impl ChatStream {
         request.affinity = options.affinity.clone();
         request.priority = options.priority;
         request.deadline = options.deadline;
-        let tokens = engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
+        let tokens =
+            engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
         Ok(ChatStream {
             tokens,
             tokenizer,
@@ -186,7 +211,9 @@ impl ChatStream {
                     self.text.push_str(&delta);
                     ChatEvent::Text { delta, logprobs: std::mem::take(&mut self.logprobs) }
                 }
-                ParsedEvent::CallStarted { index, id, name } => ChatEvent::ToolCallStarted { index, id, name },
+                ParsedEvent::CallStarted { index, id, name } => {
+                    ChatEvent::ToolCallStarted { index, id, name }
+                }
                 ParsedEvent::Arguments { index, delta } => ChatEvent::ToolCallArguments { index, delta },
                 ParsedEvent::CallFinished { index, call } => {
                     // Those of the call's own tokens belong to no text.

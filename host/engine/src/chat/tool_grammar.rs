@@ -11,13 +11,17 @@ use skep_model::Tokenizer;
 use super::markup::{self, OPEN};
 use super::message::{ToolChoice, ToolSpec};
 use super::options::ChatOptions;
+use crate::constraint::spelled_schema;
 use crate::{Constraint, Engine, EngineError};
 
 /// Calls in one answer where parallel calls are allowed.
 const MAX_CALLS: usize = 16;
 
 /// What constrains the answer, if anything does.
-pub(super) fn constraint(options: &ChatOptions, tokenizer: &Tokenizer) -> Result<Option<Constraint>, EngineError> {
+pub(super) fn constraint(
+    options: &ChatOptions,
+    tokenizer: &Tokenizer,
+) -> Result<Option<Constraint>, EngineError> {
     if !options.calls_tools() {
         return Ok(options.output.clone());
     }
@@ -62,7 +66,8 @@ pub(super) fn constraint(options: &ChatOptions, tokenizer: &Tokenizer) -> Result
         let head = markup::head(&tool.name);
         let head = literal(&head[OPEN.len()..]);
         let tail = literal(&markup::tail());
-        let schema = schema_rule(&tool.parameters);
+        let schema =
+            spelled_schema(&object_schema(&tool.parameters)).map_err(|error| of_tool(error, &tool.name))?;
         writeln!(grammar, "call_{index}: {head} arguments_{index} {tail}\narguments_{index}: %json {schema}")
             .expect("writing to a string");
     }
@@ -82,19 +87,26 @@ pub(super) fn explain(error: EngineError, engine: &Engine, options: &ChatOptions
     }
     for tool in &options.tools {
         let alone = Constraint::JsonSchema(object_schema(&tool.parameters));
-        if let Err(EngineError::Constraint { message }) = engine.validate_constraint(&alone) {
-            return EngineError::Constraint {
-                message: format!("the parameters of the tool `{}`: {message}", tool.name),
-            };
+        if let Err(error @ EngineError::Constraint { .. }) = engine.validate_constraint(&alone) {
+            return of_tool(error, &tool.name);
         }
     }
     EngineError::Constraint { message }
 }
 
+fn of_tool(error: EngineError, tool: &str) -> EngineError {
+    match error {
+        EngineError::Constraint { message } => {
+            EngineError::Constraint { message: format!("the parameters of the tool `{tool}`: {message}") }
+        }
+        error => error,
+    }
+}
+
 fn output_rule(output: &Constraint) -> Result<String, EngineError> {
     Ok(match output {
-        Constraint::JsonSchema(schema) => format!("%json {}", schema_rule(schema)),
-        Constraint::JsonObject => format!("%json {}", schema_rule(&json!({"type": "object"}))),
+        Constraint::JsonSchema(schema) => format!("%json {}", spelled_schema(schema)?),
+        Constraint::JsonObject => format!("%json {}", spelled_schema(&json!({"type": "object"}))?),
         Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
         Constraint::Lark(_) => {
             return Err(EngineError::InvalidRequest {
@@ -111,20 +123,12 @@ fn output_rule(output: &Constraint) -> Result<String, EngineError> {
 fn object_schema(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(map) = &mut schema {
-        let says_nothing = !["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"].iter().any(|k| map.contains_key(*k));
+        let says_nothing = !["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"]
+            .iter()
+            .any(|k| map.contains_key(*k));
         if says_nothing {
             map.insert("type".into(), "object".into());
         }
-    }
-    schema
-}
-
-/// One spelling of JSON: forced punctuation costs no sampling, and a model cannot spend its tokens on white space.
-fn schema_rule(schema: &Value) -> Value {
-    let mut schema = object_schema(schema);
-    if let Value::Object(map) = &mut schema {
-        let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-        map.insert("x-guidance".into(), spelling);
     }
     schema
 }
@@ -146,4 +150,199 @@ fn slashes_escaped(regex: &str) -> String {
         escaped = c == '\\' && !escaped;
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::fixture;
+    use crate::chat::markup;
+    use crate::chat::{ChatMessage, ChatOutcome, ToolCall, chat};
+    use skep_model::ChatTemplate;
+
+    fn tools() -> Vec<ToolSpec> {
+        let tool = |name: &str, parameters: Value| ToolSpec {
+            name: name.into(),
+            description: "…".into(),
+            parameters,
+        };
+        vec![
+            tool(
+                "weather",
+                json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
+                                   "required": ["city"], "additionalProperties": false}),
+            ),
+            tool("now", json!({"properties": {}, "additionalProperties": false})),
+        ]
+    }
+
+    async fn says(script: &str, options: ChatOptions) -> ChatOutcome {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[script]);
+        chat(&engine, &[ChatMessage::user("hi")], options).unwrap().outcome().await.unwrap()
+    }
+
+    fn calls(outcome: &ChatOutcome) -> Vec<(&str, &str)> {
+        outcome.tool_calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str())).collect()
+    }
+
+    fn call(name: &str, arguments: &str) -> String {
+        let call = ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
+        markup::assistant("", &[call])
+    }
+
+    #[tokio::test]
+    async fn free_text_stays_free() {
+        let text = "No call: a < b, <tool, {\"x\"}\n";
+        let outcome = says(text, ChatOptions { tools: tools(), ..Default::default() }).await;
+        assert_eq!((outcome.text.as_str(), calls(&outcome)), (text, vec![]));
+        assert_eq!(outcome.finish, crate::chat::ChatFinish::Stop);
+    }
+
+    #[tokio::test]
+    async fn a_call_in_free_text_is_found() {
+        let script = format!("Let me look.\n{}", call("weather", "{\"city\": \"Porto\"}"));
+        let outcome = says(&script, ChatOptions { tools: tools(), ..Default::default() }).await;
+        assert_eq!(outcome.text, "Let me look.");
+        assert_eq!(calls(&outcome), [("weather", "{\"city\": \"Porto\"}")]);
+        assert_eq!(outcome.finish, crate::chat::ChatFinish::ToolCalls);
+        assert_eq!(outcome.raw, script);
+        assert!(outcome.usage.forced_tokens > 20, "the envelope is forced: {:?}", outcome.usage);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_begins_in_free_text_is_forced_into_form() {
+        for script in [
+            "<tool_call>nonsense",
+            "I <tool_call>{\"name\": \"rm\", \"arguments\": [",
+            "<tool_call></tool_call>",
+        ] {
+            let outcome =
+                says(script, ChatOptions { tools: tools(), max_tokens: Some(200), ..Default::default() })
+                    .await;
+            assert_eq!(outcome.tool_calls.len(), 1, "{script:?} became {:?}", outcome.raw);
+        }
+    }
+
+    #[tokio::test]
+    async fn required_and_named_choices_call_at_once() {
+        for (choice, names) in [
+            (ToolChoice::Required, vec!["weather", "now"]),
+            (ToolChoice::Named("now".into()), vec!["now"]),
+            (ToolChoice::Named("weather".into()), vec!["weather"]),
+        ] {
+            let options = ChatOptions {
+                tools: tools(),
+                tool_choice: choice,
+                parallel_tool_calls: false,
+                ..Default::default()
+            };
+            let outcome = says("I would rather talk.", options).await;
+            assert_eq!(outcome.text, "");
+            assert_eq!(outcome.tool_calls.len(), 1, "{}", outcome.raw);
+            assert!(names.contains(&outcome.tool_calls[0].name.as_str()));
+            assert!(serde_json::from_str::<Value>(&outcome.tool_calls[0].arguments).unwrap().is_object());
+        }
+    }
+
+    #[tokio::test]
+    async fn parallel_calls_are_all_made_or_only_the_first() {
+        let script = format!("{}\n{}", call("now", "{}"), call("weather", "{\"city\": \"Ulm\"}"));
+        for (parallel_tool_calls, expected) in [(true, 2), (false, 1)] {
+            for tool_choice in [ToolChoice::Auto, ToolChoice::Required] {
+                let options =
+                    ChatOptions { tools: tools(), tool_choice, parallel_tool_calls, ..Default::default() };
+                let outcome = says(&script, options).await;
+                assert_eq!(outcome.tool_calls.len(), expected, "{}", outcome.raw);
+                let ids: std::collections::HashSet<_> =
+                    outcome.tool_calls.iter().map(|call| &call.id).collect();
+                assert_eq!(ids.len(), expected);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_output_form_and_calls_go_together() {
+        let output =
+            Some(Constraint::JsonSchema(json!({"type": "object", "properties": {"ok": {"type": "boolean"}},
+                                                        "required": ["ok"], "additionalProperties": false})));
+        let options = ChatOptions { tools: tools(), output, ..Default::default() };
+        let outcome = says("{\"ok\": true}", options.clone()).await;
+        assert_eq!((outcome.text.as_str(), outcome.tool_calls.len()), ("{\"ok\": true}", 0));
+        let outcome = says(&call("now", "{}"), options).await;
+        assert_eq!(calls(&outcome), [("now", "{}")]);
+        let regex = ChatOptions {
+            tools: tools(),
+            output: Some(Constraint::Regex("a/b\\/c".into())),
+            ..Default::default()
+        };
+        assert_eq!(says("a/b/c", regex).await.text, "a/b/c");
+        let lark = ChatOptions {
+            tools: tools(),
+            output: Some(Constraint::Lark("start: \"a\"".into())),
+            ..Default::default()
+        };
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        let error = chat(&engine, &[ChatMessage::user("hi")], lark).err().unwrap();
+        assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn no_choice_means_no_calls() {
+        let script = call("now", "{}");
+        let options = ChatOptions { tools: tools(), tool_choice: ToolChoice::None, ..Default::default() };
+        let outcome = says(&script, options).await;
+        assert_eq!((outcome.text.as_str(), outcome.tool_calls.len()), (script.as_str(), 0));
+    }
+
+    #[tokio::test]
+    async fn a_call_cut_off_by_a_limit_is_no_call() {
+        let script = call("weather", "{\"city\": \"Porto\"}");
+        let options = ChatOptions {
+            tools: tools(),
+            tool_choice: ToolChoice::Named("weather".into()),
+            max_tokens: Some(script.len() - 36),
+            ..Default::default()
+        };
+        let outcome = says(&script, ChatOptions { max_tokens: Some(40), ..options }).await;
+        assert_eq!(outcome.finish, crate::chat::ChatFinish::Length);
+        assert_eq!((outcome.text.as_str(), outcome.tool_calls.len()), ("", 0), "{}", outcome.raw);
+    }
+
+    #[test]
+    fn a_schema_that_cannot_be_enforced_names_the_tool() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        for (parameters, keyword) in [
+            (
+                json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}),
+                "uniqueItems",
+            ),
+            (json!({"type": "object", "minProperties": 1_000_000}), "minProperties"),
+            (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),
+        ] {
+            let tools = vec![
+                tools().remove(1),
+                ToolSpec { name: "odd".into(), description: String::new(), parameters },
+            ];
+            let options = ChatOptions { tools, ..Default::default() };
+            let error = chat(&engine, &[ChatMessage::user("hi")], options).err().unwrap();
+            let EngineError::Constraint { message } = error else { panic!("{error}") };
+            assert!(message.contains("`odd`") && message.contains(keyword), "{message}");
+        }
+    }
+
+    #[test]
+    fn tools_that_make_no_sense_are_refused() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        let two_of_one_name = vec![tools().remove(0), tools().remove(0)];
+        let nameless = vec![ToolSpec { name: "a b".into(), ..tools().remove(0) }];
+        for options in [
+            ChatOptions { tools: two_of_one_name, ..Default::default() },
+            ChatOptions { tools: nameless, ..Default::default() },
+            ChatOptions { tool_choice: ToolChoice::Required, ..Default::default() },
+            ChatOptions { tools: tools(), tool_choice: ToolChoice::Named("rm".into()), ..Default::default() },
+        ] {
+            let error = chat(&engine, &[ChatMessage::user("hi")], options).err().unwrap();
+            assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
+        }
+    }
 }

@@ -33,14 +33,30 @@ pub(super) struct ToolParser {
 
 enum State {
     /// `space` is white space that is dropped if a call comes next; `marker` is the beginning of `OPEN`.
-    Text { space: String, marker: String, after_call: bool },
+    Text {
+        space: String,
+        marker: String,
+        after_call: bool,
+    },
     /// In a call whose name is not known yet.
-    Head { body: String },
-    Arguments { call: ToolCall, scan: JsonScan },
+    Head {
+        body: String,
+    },
+    Arguments {
+        call: ToolCall,
+        scan: JsonScan,
+    },
     /// The arguments are complete; the call ends with `CLOSE`.
-    Tail { call: ToolCall, rest: String },
+    Tail {
+        call: ToolCall,
+        rest: String,
+    },
     /// In a call of another form, which is read as a whole.
-    Body { body: String, scan: Option<JsonScan>, json_ended: bool },
+    Body {
+        body: String,
+        scan: Option<JsonScan>,
+        json_ended: bool,
+    },
 }
 
 impl State {
@@ -97,7 +113,11 @@ impl ToolParser {
             State::Arguments { mut call, mut scan } => {
                 call.arguments.push(c);
                 self.arguments(c);
-                if scan.push(c) { State::Tail { call, rest: String::new() } } else { State::Arguments { call, scan } }
+                if scan.push(c) {
+                    State::Tail { call, rest: String::new() }
+                } else {
+                    State::Arguments { call, scan }
+                }
             }
             State::Tail { call, mut rest } => {
                 rest.push(c);
@@ -123,7 +143,11 @@ impl ToolParser {
         }
         if OPEN[marker.len()..].starts_with(c) {
             marker.push(c);
-            return if marker == OPEN { State::Head { body: String::new() } } else { State::Text { space, marker, after_call } };
+            return if marker == OPEN {
+                State::Head { body: String::new() }
+            } else {
+                State::Text { space, marker, after_call }
+            };
         }
         if c.is_whitespace() {
             space.push(c);
@@ -156,7 +180,13 @@ impl ToolParser {
         State::Body { body, scan, json_ended }
     }
 
-    fn step_body(&mut self, mut body: String, mut scan: Option<JsonScan>, mut json_ended: bool, c: char) -> State {
+    fn step_body(
+        &mut self,
+        mut body: String,
+        mut scan: Option<JsonScan>,
+        mut json_ended: bool,
+        c: char,
+    ) -> State {
         body.push(c);
         let mut in_string = false;
         if let Some(scan) = &mut scan
@@ -175,7 +205,11 @@ impl ToolParser {
                 let index = self.started;
                 self.started += 1;
                 let call = ToolCall { id: ToolCall::mint_id(), name, arguments };
-                self.events.push(ParsedEvent::CallStarted { index, id: call.id.clone(), name: call.name.clone() });
+                self.events.push(ParsedEvent::CallStarted {
+                    index,
+                    id: call.id.clone(),
+                    name: call.name.clone(),
+                });
                 self.events.push(ParsedEvent::Arguments { index, delta: call.arguments.clone() });
                 self.events.push(ParsedEvent::CallFinished { index, call });
                 State::text(true)
@@ -320,25 +354,46 @@ mod tests {
         assert_eq!(summary(text, cut), (said.to_string(), calls), "{text:?}");
     }
 
-    const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}</tool_call>\\\"{\"}}\n</tool_call>";
+    const CALL: &str =
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}</tool_call>\\\"{\"}}\n</tool_call>";
     const ARGUMENTS: &str = "{\"a\": \"}</tool_call>\\\"{\"}";
 
     #[test]
     fn finds_calls_between_texts() {
         check("just text, a < b  \n", false, "just text, a < b  \n", &[]);
         check(CALL, false, "", &[("f", ARGUMENTS)]);
-        check(&format!("Let me see.\n{CALL}\n{CALL}\n"), false, "Let me see.", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
+        check(
+            &format!("Let me see.\n{CALL}\n{CALL}\n"),
+            false,
+            "Let me see.",
+            &[("f", ARGUMENTS), ("f", ARGUMENTS)],
+        );
         check(&format!("{CALL}\n\nDone."), false, "Done.", &[("f", ARGUMENTS)]);
         check("<<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>", false, "<", &[("g", "{}")]);
     }
 
     #[test]
     fn reads_calls_in_other_spellings() {
-        check("<tool_call>{\"arguments\": {\"a\":1}, \"name\": \"g\"}</tool_call>", false, "", &[("g", "{\"a\":1}")]);
+        check(
+            "<tool_call>{\"arguments\": {\"a\":1}, \"name\": \"g\"}</tool_call>",
+            false,
+            "",
+            &[("g", "{\"a\":1}")],
+        );
         check("<tool_call>{\"name\": \"g\", \"parameters\": {}}</tool_call>", false, "", &[("g", "{}")]);
         check("<tool_call>{\"name\": \"g\"}</tool_call>", false, "", &[("g", "{}")]);
-        check("<tool_call>{\"name\": \"g\", \"arguments\": \"{\\\"a\\\":1}\"}</tool_call>", false, "", &[("g", "{\"a\":1}")]);
-        check("<tool_call>{\"name\": \"g\", \"arguments\": {}, \"id\": 7}</tool_call>", false, "", &[("g", "{}")]);
+        check(
+            "<tool_call>{\"name\": \"g\", \"arguments\": \"{\\\"a\\\":1}\"}</tool_call>",
+            false,
+            "",
+            &[("g", "{\"a\":1}")],
+        );
+        check(
+            "<tool_call>{\"name\": \"g\", \"arguments\": {}, \"id\": 7}</tool_call>",
+            false,
+            "",
+            &[("g", "{}")],
+        );
     }
 
     #[test]
@@ -399,6 +454,8 @@ mod tests {
         assert_eq!(parser.push("a <tool"), [ParsedEvent::Text("a".into())]);
         assert_eq!(parser.push("s> b"), [ParsedEvent::Text(" <tools> b".into())]);
         let events = parser.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"a");
-        assert!(matches!(&events[..], [ParsedEvent::CallStarted { .. }, ParsedEvent::Arguments { delta, .. }] if delta == "{\"a"));
+        assert!(
+            matches!(&events[..], [ParsedEvent::CallStarted { .. }, ParsedEvent::Arguments { delta, .. }] if delta == "{\"a")
+        );
     }
 }

@@ -123,8 +123,13 @@ impl Transcript {
             tokens
         } else {
             if !self.rendered.is_empty() {
-                let same = rendering.text.bytes().zip(self.rendered.bytes()).take_while(|(a, b)| a == b).count();
-                tracing::debug!(same_bytes = same, recorded_bytes = self.rendered.len(), "history changed; encoding it anew");
+                let same =
+                    rendering.text.bytes().zip(self.rendered.bytes()).take_while(|(a, b)| a == b).count();
+                tracing::debug!(
+                    same_bytes = same,
+                    recorded_bytes = self.rendered.len(),
+                    "history changed; encoding it anew"
+                );
             }
             prompt::encode_whole(engine, &rendering)?
         };

@@ -158,8 +158,13 @@ fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, EngineError> {
     Ok(TopLevelGrammar::from_grammar(single))
 }
 
-/// One spelling of JSON: a space after `:` and `,`, as models have mostly seen it, and no other white space.
 fn json_grammar(schema: &Value) -> Result<GrammarWithLexer, EngineError> {
+    spelled_schema(schema).map(GrammarWithLexer::from_json_schema)
+}
+
+/// A schema as it is compiled, alone or within a grammar: checked, and with one spelling of JSON, a space after `:` and
+/// `,`, as models have mostly seen it, and no other white space.
+pub(crate) fn spelled_schema(schema: &Value) -> Result<Value, EngineError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Object(_) => schema.clone(),
@@ -174,7 +179,7 @@ fn json_grammar(schema: &Value) -> Result<GrammarWithLexer, EngineError> {
     one_of::inline_alternatives(&mut schema);
     schema_bounds::check_schema(&schema).map_err(refused)?;
     options.apply_to(&mut schema);
-    Ok(GrammarWithLexer::from_json_schema(schema))
+    Ok(schema)
 }
 
 fn refused(message: String) -> EngineError {

@@ -16,7 +16,7 @@ use llguidance::toktrie::SimpleVob;
 
 use crate::EngineError;
 
-pub(crate) use compiler::ConstraintCompiler;
+pub(crate) use compiler::{ConstraintCompiler, spelled_schema};
 
 /// The state of one constrained generation.
 pub(crate) struct OutputConstraint {

@@ -1,17 +1,13 @@
 //! The body of `/v1/chat/completions`.
 
-use super::{
-    parameters::{Parameters, refuse_unsupported},
-    response_format,
-};
+use super::{fields::Fields, parameters::Parameters, response_format};
 use crate::ApiError;
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
-    Affinity,
+    Affinity, Constraint,
     chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
 };
-use std::collections::HashMap;
 
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
@@ -22,30 +18,17 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 ];
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 pub(crate) struct ChatBody {
     messages: Vec<MessageBody>,
-    #[serde(default)]
-    tools: Option<Vec<ToolBody>>,
-    #[serde(default)]
-    tool_choice: Option<Value>,
-    #[serde(default)]
-    parallel_tool_calls: Option<bool>,
-    #[serde(default)]
-    response_format: Option<Value>,
-    #[serde(default)]
-    logprobs: Option<bool>,
-    #[serde(default)]
+    tools: Vec<ToolBody>,
+    tool_choice: ToolChoice,
+    parallel_tool_calls: bool,
+    output: Option<Constraint>,
+    logprobs: bool,
     top_logprobs: Option<u32>,
-    #[serde(default)]
-    max_completion_tokens: Option<u32>,
-    #[serde(default)]
-    modalities: Option<Vec<String>>,
-    #[serde(flatten)]
+    max_tokens: Option<u32>,
     pub parameters: Parameters,
-    /// What this server does not know. Most of it is harmless, so clients may send it.
-    #[serde(flatten)]
-    rest: HashMap<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,6 +81,28 @@ struct FunctionBody {
 }
 
 impl ChatBody {
+    /// What this server does not know is left alone: most of it is harmless, and clients send a lot.
+    pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        fields.refuse(UNSUPPORTED)?;
+        let modalities: Vec<String> = fields.take("modalities")?.unwrap_or_default();
+        if modalities.iter().any(|modality| modality != "text") {
+            return Err(ApiError::parameter("modalities", "text is the only modality"));
+        }
+        let max_completion_tokens = fields.take("max_completion_tokens")?;
+        let parameters = Parameters::take(&mut fields)?;
+        Ok(ChatBody {
+            messages: fields.take_required("messages")?,
+            tools: fields.take("tools")?.unwrap_or_default(),
+            tool_choice: tool_choice(fields.take("tool_choice")?)?,
+            parallel_tool_calls: fields.take("parallel_tool_calls")?.unwrap_or(true),
+            output: response_format::take(&mut fields)?,
+            logprobs: fields.take("logprobs")?.unwrap_or(false),
+            top_logprobs: fields.take("top_logprobs")?,
+            max_tokens: max_completion_tokens.or(parameters.max_tokens),
+            parameters,
+        })
+    }
+
     pub(crate) fn messages(&self) -> Result<Vec<ChatMessage>, ApiError> {
         if self.messages.is_empty() {
             return Err(ApiError::parameter("messages", "messages is empty; send at least one"));
@@ -114,22 +119,17 @@ impl ChatBody {
 
     /// The options of one choice.
     pub(crate) fn options(&self, choice: usize, affinity: &Affinity) -> Result<ChatOptions, ApiError> {
-        refuse_unsupported(&self.rest, UNSUPPORTED)?;
-        if self.modalities.iter().flatten().any(|modality| modality != "text") {
-            return Err(ApiError::parameter("modalities", "text is the only modality"));
-        }
-        let max_tokens = self.max_completion_tokens.or(self.parameters.max_tokens);
-        if max_tokens == Some(0) {
+        if self.max_tokens == Some(0) {
             return Err(ApiError::parameter("max_tokens", "max_tokens is 0; ask for at least one token"));
         }
         Ok(ChatOptions {
-            tools: self.tools.iter().flatten().map(ToolBody::read).collect(),
-            tool_choice: self.tool_choice()?,
-            parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
-            output: response_format::constraint(self.response_format.as_ref(), &self.rest)?,
+            tools: self.tools.iter().map(ToolBody::read).collect(),
+            tool_choice: self.tool_choice.clone(),
+            parallel_tool_calls: self.parallel_tool_calls,
+            output: self.output.clone(),
             sampling: self.parameters.sampling()?,
             seed: self.parameters.seed_of(choice),
-            max_tokens: max_tokens.map(|tokens| tokens as usize),
+            max_tokens: self.max_tokens.map(|tokens| tokens as usize),
             stop: self.parameters.stops(),
             ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
             top_logprobs: self.top_logprobs()?,
@@ -139,7 +139,7 @@ impl ChatBody {
     }
 
     fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {
-        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+        match (self.logprobs, self.top_logprobs) {
             (false, None | Some(0)) => Ok(None),
             (false, Some(_)) => Err(ApiError::parameter("top_logprobs", "top_logprobs needs logprobs: true")),
             (true, top) if top.unwrap_or(0) <= MAX_TOP_LOGPROBS => Ok(Some(top.unwrap_or(0))),
@@ -150,26 +150,55 @@ impl ChatBody {
         }
     }
 
-    fn tool_choice(&self) -> Result<ToolChoice, ApiError> {
-        let choice = match &self.tool_choice {
-            None | Some(Value::Null) => return Ok(ToolChoice::Auto),
-            Some(choice) => choice,
-        };
-        let name = choice["function"]["name"].as_str().or_else(|| choice["name"].as_str());
-        match (choice.as_str(), name) {
-            (Some("auto"), _) => Ok(ToolChoice::Auto),
-            (Some("none"), _) => Ok(ToolChoice::None),
-            (Some("required" | "any"), _) => Ok(ToolChoice::Required),
-            (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
-            _ => Err(ApiError::parameter(
-                "tool_choice",
-                "tool_choice may be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
-            )),
+    /// An agent brings its own tools and forms: what a client says of them cannot be honoured.
+    pub(crate) fn refuse_for_agent(&self) -> Result<(), ApiError> {
+        let refused = [
+            ("tools", !self.tools.is_empty()),
+            ("response_format", self.output.is_some()),
+            ("logprobs", self.logprobs),
+            ("n", self.parameters.choices()? != 1),
+        ];
+        match refused.iter().find(|(_, given)| *given) {
+            Some((name, _)) => {
+                Err(ApiError::parameter(*name, format!("{name} is not supported with an agent as the model")))
+            }
+            None => Ok(()),
         }
+    }
+
+    /// Bytes of what was said: how much work it is to read it.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.messages.iter().map(MessageBody::text_bytes).sum()
+    }
+}
+
+fn tool_choice(choice: Option<Value>) -> Result<ToolChoice, ApiError> {
+    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+    let name = choice["function"]["name"].as_str().or_else(|| choice["name"].as_str());
+    match (choice.as_str(), name) {
+        (Some("auto"), _) => Ok(ToolChoice::Auto),
+        (Some("none"), _) => Ok(ToolChoice::None),
+        (Some("required" | "any"), _) => Ok(ToolChoice::Required),
+        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        _ => Err(ApiError::parameter(
+            "tool_choice",
+            "tool_choice may be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
+        )),
     }
 }
 
 impl MessageBody {
+    fn text_bytes(&self) -> usize {
+        let parts =
+            |parts: &[Value]| parts.iter().map(|part| part["text"].as_str().map_or(0, str::len)).sum();
+        let content = match &self.content {
+            None => 0,
+            Some(Content::Text(text)) => text.len(),
+            Some(Content::Parts(list)) => parts(list),
+        };
+        content + self.tool_calls.iter().flatten().map(|call| call.function.arguments.len()).sum::<usize>()
+    }
+
     fn read(&self, index: usize) -> Result<ChatMessage, ApiError> {
         let at = |field: &str| format!("messages[{index}].{field}");
         let content = match &self.content {
@@ -252,7 +281,7 @@ mod tests {
     use serde_json::json;
 
     fn body(value: Value) -> ChatBody {
-        serde_json::from_value(value).unwrap()
+        ChatBody::read(serde_json::from_value(value).unwrap()).unwrap()
     }
 
     #[test]
@@ -290,11 +319,18 @@ mod tests {
             ("functions", json!([])),
             ("tool_choice", json!(7)),
             ("temperature", json!(3)),
+            ("temperature", json!("hot")),
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!(-1)),
+            ("n", json!("2")),
+            ("logit_bias", json!({"x": 1})),
+            ("modalities", json!(["audio"])),
             ("top_logprobs", json!(2)),
         ] {
             let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
             request[field] = value;
-            let error = body(request).options(0, &Affinity::default()).unwrap_err();
+            let read = ChatBody::read(serde_json::from_value(request).unwrap());
+            let error = read.and_then(|body| body.options(0, &Affinity::default())).unwrap_err();
             assert_eq!(error.body()["error"]["param"], field);
         }
     }

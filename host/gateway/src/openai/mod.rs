@@ -1,6 +1,7 @@
 //! OpenAI's shapes: what requests may say, and the parts that answers share.
 
 pub(crate) mod chat_request;
+pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;
 pub(crate) mod response_format;

@@ -1,8 +1,8 @@
 //! The parameters that chat and text completions share.
 
+use super::fields::Fields;
 use crate::ApiError;
 use serde::Deserialize;
-use serde_json::Value;
 use skep_engine::Sampling;
 use std::collections::HashMap;
 
@@ -10,9 +10,8 @@ use std::collections::HashMap;
 const MAX_CHOICES: u32 = 16;
 const MAX_LOGIT_BIASES: usize = 1024;
 
-/// As sent. Everything is optional; `null` is as good as nothing.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// As sent. Everything is optional.
+#[derive(Debug)]
 pub(crate) struct Parameters {
     pub model: Option<String>,
     pub n: Option<u32>,
@@ -48,6 +47,29 @@ pub(crate) enum Stop {
 }
 
 impl Parameters {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Parameters {
+            model: fields.take("model")?,
+            n: fields.take("n")?,
+            best_of: fields.take("best_of")?,
+            stream: fields.take("stream")?,
+            stream_options: fields.take("stream_options")?,
+            stop: fields.take("stop")?,
+            seed: fields.take("seed")?,
+            max_tokens: fields.take("max_tokens")?,
+            ignore_eos: fields.take("ignore_eos")?,
+            user: fields.take("user")?,
+            temperature: fields.take("temperature")?,
+            top_p: fields.take("top_p")?,
+            top_k: fields.take("top_k")?,
+            min_p: fields.take("min_p")?,
+            frequency_penalty: fields.take("frequency_penalty")?,
+            presence_penalty: fields.take("presence_penalty")?,
+            repetition_penalty: fields.take("repetition_penalty")?,
+            logit_bias: fields.take("logit_bias")?,
+        })
+    }
+
     pub(crate) fn choices(&self) -> Result<usize, ApiError> {
         if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
             return Err(ApiError::parameter(
@@ -126,19 +148,6 @@ impl Parameters {
         found.sort_unstable_by_key(|(id, _)| *id);
         Ok(found)
     }
-}
-
-/// Refuses what would change the meaning of the answer and is not supported here.
-pub(crate) fn refuse_unsupported(
-    fields: &HashMap<String, Value>,
-    unsupported: &[(&str, &str)],
-) -> Result<(), ApiError> {
-    for (field, instead) in unsupported {
-        if fields.get(*field).is_some_and(|value| !value.is_null()) {
-            return Err(ApiError::parameter(*field, format!("{field} is not supported; {instead}")));
-        }
-    }
-    Ok(())
 }
 
 fn within(

@@ -1,31 +1,25 @@
 //! `response_format` and its kin, as the engine's constraints.
 
+use super::fields::Fields;
 use crate::ApiError;
 use serde_json::Value;
 use skep_engine::Constraint;
-use std::collections::HashMap;
 
 /// The form that the answer must have, from `response_format` or one of the `guided_…` fields.
-pub(crate) fn constraint(
-    format: Option<&Value>,
-    fields: &HashMap<String, Value>,
-) -> Result<Option<Constraint>, ApiError> {
+pub(crate) fn take(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
     let mut found = Vec::new();
-    if let Some(constraint) = format.map(of_format).transpose()?.flatten() {
+    let format = fields.take::<Value>("response_format")?;
+    if let Some(constraint) = format.as_ref().map(of_format).transpose()?.flatten() {
         found.push(("response_format", constraint));
     }
-    for name in ["guided_json", "guided_regex", "guided_grammar"] {
-        let Some(value) = fields.get(name).filter(|value| !value.is_null()) else { continue };
-        let text = || {
-            let text = value.as_str().map(str::to_owned);
-            text.ok_or_else(|| ApiError::parameter(name, format!("{name} must be a string")))
-        };
-        let constraint = match name {
-            "guided_json" => Constraint::JsonSchema(value.clone()),
-            "guided_regex" => Constraint::Regex(text()?),
-            _ => Constraint::Lark(text()?),
-        };
-        found.push((name, constraint));
+    if let Some(schema) = fields.take::<Value>("guided_json")? {
+        found.push(("guided_json", Constraint::JsonSchema(schema)));
+    }
+    if let Some(regex) = fields.take("guided_regex")? {
+        found.push(("guided_regex", Constraint::Regex(regex)));
+    }
+    if let Some(grammar) = fields.take("guided_grammar")? {
+        found.push(("guided_grammar", Constraint::Lark(grammar)));
     }
     match found.as_slice() {
         [_, (second, _), ..] => Err(ApiError::parameter(*second, "the answer can have one form only")),
@@ -40,7 +34,6 @@ fn of_format(format: &Value) -> Result<Option<Constraint>, ApiError> {
         value.ok_or_else(|| ApiError::parameter(&param, format!("{param} must be a string")))
     };
     match format["type"].as_str() {
-        _ if format.is_null() => Ok(None),
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
         Some("json_schema") => schema(format).map(|schema| Some(Constraint::JsonSchema(schema))),
@@ -73,8 +66,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn of_fields(fields: Value) -> Result<Option<Constraint>, ApiError> {
+        take(&mut serde_json::from_value(fields).unwrap())
+    }
+
     fn of(format: Value) -> Result<Option<Constraint>, ApiError> {
-        constraint(Some(&format), &HashMap::new())
+        of_fields(json!({"response_format": format}))
     }
 
     #[test]
@@ -91,8 +88,10 @@ mod tests {
     fn an_unknown_or_a_second_form_is_refused() {
         assert!(of(json!({"type": "yaml"})).is_err());
         assert!(of(json!({"type": "json_schema"})).is_err());
-        let fields = HashMap::from([("guided_regex".to_owned(), json!("a+"))]);
-        assert!(constraint(Some(&json!({"type": "json_object"})), &fields).is_err());
-        assert_eq!(constraint(None, &fields).unwrap(), Some(Constraint::Regex("a+".into())));
+        assert!(
+            of_fields(json!({"response_format": {"type": "json_object"}, "guided_regex": "a+"})).is_err()
+        );
+        assert!(of_fields(json!({"guided_regex": 7})).is_err());
+        assert_eq!(of_fields(json!({"guided_regex": "a+"})).unwrap(), Some(Constraint::Regex("a+".into())));
     }
 }

@@ -4,8 +4,10 @@ use crate::{
     ApiError, Gateway,
     body::JsonBody,
     headers,
-    openai::{Envelope, add_usage, chat_request::ChatBody, logprobs, tool_call_json, usage_json},
-    routes::messages::run_events,
+    openai::{
+        Envelope, add_usage, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json,
+    },
+    routes::{QUICK_TEXT_BYTES, apart, messages::run_events},
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -18,15 +20,16 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use skep_engine::{
     Engine, EngineError, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatFinish, ChatStream, chat},
+    chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, chat},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<ChatBody>,
+    JsonBody(fields): JsonBody<Fields>,
 ) -> Result<Response, ApiError> {
+    let body = ChatBody::read(fields)?;
     match body.parameters.model.as_deref().and_then(|model| model.strip_prefix("agent:")) {
         Some(agent) => with_agent(&gateway, agent, &headers, &body).await,
         None => with_model(&gateway, &headers, &body).await,
@@ -43,18 +46,24 @@ async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> 
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
     let affinity = headers::affinity(headers)?;
     let messages = body.messages()?;
-    let mut choices = Vec::new();
-    for choice in 0..body.parameters.choices()? {
-        let options = body.options(choice, &affinity)?;
-        let wants_logprobs = options.top_logprobs.is_some();
-        choices.push((wants_logprobs, begin(chat(&engine, &messages, options)?).await?));
-    }
+    let options = (0..body.parameters.choices()?).map(|choice| body.options(choice, &affinity));
+    let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
+    let wants_logprobs = options[0].top_logprobs.is_some();
+    let is_quick =
+        body.text_bytes() <= QUICK_TEXT_BYTES && options[0].output.is_none() && options[0].tools.is_empty();
+    let started = engine.clone();
+    let mut choices = apart(is_quick, move || {
+        let chats = options.into_iter().map(|options| chat(&started, &messages, options));
+        Ok(chats.collect::<Result<Vec<ChatStream>, EngineError>>()?)
+    })
+    .await?;
+    // A refusal is a status, not an event: wait for the first event before the answer begins.
+    let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
     let model = engine.info().name.clone();
     if body.parameters.streams() {
-        let started = choices.into_iter().enumerate();
-        let events = stream::select_all(started.map(|(index, (_, (first, rest)))| {
-            stream::iter([Ok(first)]).chain(rest).map(move |event| (index, event)).boxed()
-        }));
+        let rest = choices.into_iter().enumerate();
+        let rest = rest.map(|(index, stream)| stream.map(move |event| (index, event)));
+        let events = stream::iter([(0, Ok(first))]).chain(stream::select_all(rest));
         let writer = ChunkWriter {
             engine,
             envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
@@ -65,20 +74,12 @@ async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> 
     }
     let mut usage = Usage::default();
     let mut answers = Vec::new();
-    for (index, (wants_logprobs, (_, stream))) in choices.into_iter().enumerate() {
+    for (index, stream) in choices.into_iter().enumerate() {
         answers.push(whole_choice(&engine, index, stream, wants_logprobs, &mut usage).await?);
     }
     let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(answers);
     answer["usage"] = usage_json(&usage);
     Ok(Json(answer).into_response())
-}
-
-/// Waits for the first event, so that a refusal is a status and not an event.
-async fn begin(mut stream: ChatStream) -> Result<(ChatEvent, ChatStream), ApiError> {
-    match stream.next().await {
-        Some(event) => Ok((event?, stream)),
-        None => Err(EngineError::Cancelled.into()),
-    }
 }
 
 async fn whole_choice(
@@ -186,9 +187,7 @@ async fn with_agent(
     headers: &HeaderMap,
     body: &ChatBody,
 ) -> Result<Response, ApiError> {
-    if body.parameters.choices()? != 1 {
-        return Err(ApiError::parameter("n", "an agent gives one answer"));
-    }
+    body.refuse_for_agent()?;
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
     let invocation = Invocation {
         principal: headers::PRINCIPAL.to_owned(),
@@ -263,11 +262,12 @@ impl Writer for AgentChunkWriter {
             }
             Ok(RunEvent::Done(outcome)) => {
                 self.usage = outcome.usage;
-                // An agent may reply with more than it let its model say aloud.
-                let rest = if outcome.text == self.said {
-                    ""
-                } else {
-                    outcome.text.strip_prefix(&self.said).unwrap_or(&outcome.text)
+                // What the model said aloud before it called tools is no part of the reply, and an agent may reply
+                // with more than it let its model say.
+                let rest = match outcome.text.strip_prefix(&self.said) {
+                    Some(rest) => rest,
+                    None if self.said.ends_with(&outcome.text) => "",
+                    None => &outcome.text,
                 };
                 let rest = (!rest.is_empty()).then(|| self.chunk(json!({"content": rest}), None));
                 rest.into_iter().chain([self.chunk(json!({}), Some("stop"))]).collect()

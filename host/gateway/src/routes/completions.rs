@@ -1,16 +1,14 @@
 //! `/v1/completions`: continuing texts or token ids.
 
-use super::chat_completions::engine_of;
 use crate::{
     ApiError, Gateway,
     body::JsonBody,
     headers,
     openai::{
-        Envelope, add_usage,
-        logprobs::TextLogprobs,
-        parameters::{Parameters, refuse_unsupported},
-        response_format, usage_json,
+        Envelope, add_usage, fields::Fields, logprobs::TextLogprobs, parameters::Parameters, response_format,
+        usage_json,
     },
+    routes::{QUICK_TEXT_BYTES, apart, chat_completions::engine_of},
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -23,27 +21,21 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_engine::{
-    Engine, EngineError, FinishReason, GenerateRequest, SpecialTokens, TokenEvent, TokenStream, Usage,
+    Affinity, Constraint, Engine, EngineError, FinishReason, GenerateRequest, SpecialTokens, TokenEvent,
+    TokenStream, Usage,
 };
-use std::collections::HashMap;
 
 const MAX_PROMPTS: usize = 64;
 const MAX_LOGPROBS: u32 = 20;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct CompletionBody {
+#[derive(Debug)]
+struct CompletionBody {
     prompt: Prompt,
-    #[serde(default)]
-    echo: Option<bool>,
-    #[serde(default)]
+    echo: bool,
     logprobs: Option<u32>,
-    #[serde(default)]
-    response_format: Option<Value>,
-    #[serde(flatten)]
+    output: Option<Constraint>,
     parameters: Parameters,
-    #[serde(flatten)]
-    rest: HashMap<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,22 +50,20 @@ enum Prompt {
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<CompletionBody>,
+    JsonBody(fields): JsonBody<Fields>,
 ) -> Result<Response, ApiError> {
-    refuse_unsupported(&body.rest, &[("suffix", "put everything into the prompt")])?;
+    let body = CompletionBody::read(fields)?;
     let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
-    let prompts = body.prompts(&engine)?;
-    let mut choices = Vec::new();
-    for prompt in &prompts {
-        for choice in 0..body.parameters.choices()? {
-            let mut request = body.request(prompt.clone(), choice)?;
-            request.affinity = headers::affinity(&headers)?;
-            let mut stream = engine.generate(request)?;
-            // A refusal is a status, not an event: the first event is awaited before the answer begins.
-            let first = stream.next().await.unwrap_or(Err(EngineError::Cancelled))?;
-            choices.push((Choice::new(choices.len(), &engine, &body, prompt), first, stream));
-        }
-    }
+    let affinity = headers::affinity(&headers)?;
+    let (started, is_quick) = (engine.clone(), body.is_quick());
+    let (body, mut choices) = apart(is_quick, move || {
+        let choices = body.start(&started, &affinity)?;
+        Ok((body, choices))
+    })
+    .await?;
+    // A refusal is a status, not an event: the first event is awaited before the answer begins.
+    let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
+    choices[0].0.take(first);
     let model = engine.info().name.clone();
     let envelope = Envelope::new("cmpl", "text_completion", &model);
     if body.parameters.streams() {
@@ -81,8 +71,7 @@ pub(crate) async fn create(
     }
     let mut usage = Usage::default();
     let mut answers = Vec::new();
-    for (mut choice, first, stream) in choices {
-        choice.take(first);
+    for (choice, stream) in choices {
         answers.push(choice.whole(stream, &mut usage).await?);
     }
     let mut answer = envelope.with_choices(answers);
@@ -91,6 +80,42 @@ pub(crate) async fn create(
 }
 
 impl CompletionBody {
+    fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        fields.refuse(&[
+            ("suffix", "put everything into the prompt"),
+            ("messages", "use /v1/chat/completions"),
+        ])?;
+        Ok(CompletionBody {
+            prompt: fields.take_required("prompt")?,
+            echo: fields.take("echo")?.unwrap_or(false),
+            logprobs: fields.take("logprobs")?,
+            output: response_format::take(&mut fields)?,
+            parameters: Parameters::take(&mut fields)?,
+        })
+    }
+
+    fn is_quick(&self) -> bool {
+        let text_bytes = match &self.prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Texts(texts) => texts.iter().map(String::len).sum(),
+            Prompt::Ids(_) | Prompt::IdLists(_) => 0,
+        };
+        self.output.is_none() && text_bytes <= QUICK_TEXT_BYTES
+    }
+
+    fn start(&self, engine: &Engine, affinity: &Affinity) -> Result<Vec<(Choice, TokenStream)>, ApiError> {
+        let (prompts, per_prompt) = (self.prompts(engine)?, self.parameters.choices()?);
+        let mut choices = Vec::new();
+        for prompt in &prompts {
+            for choice in 0..per_prompt {
+                let mut request = self.request(prompt.clone(), choice)?;
+                request.affinity = affinity.clone();
+                choices.push((Choice::new(choices.len(), engine, self, prompt), engine.generate(request)?));
+            }
+        }
+        Ok(choices)
+    }
+
     fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |text: &String| {
             let bos = engine.info().bos.filter(|_| engine.info().add_bos);
@@ -117,16 +142,15 @@ impl CompletionBody {
         if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
             return Err(ApiError::parameter("logprobs", format!("logprobs may be at most {MAX_LOGPROBS}")));
         }
-        let echo = self.echo.unwrap_or(false);
         Ok(GenerateRequest {
             sampling: self.parameters.sampling()?,
             seed: self.parameters.seed_of(choice),
             max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
             stop: self.parameters.stops(),
             ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
-            constraint: response_format::constraint(self.response_format.as_ref(), &self.rest)?,
+            constraint: self.output.clone(),
             top_logprobs: self.logprobs,
-            prompt_logprobs: self.logprobs.filter(|_| echo),
+            prompt_logprobs: self.logprobs.filter(|_| self.echo),
             ..GenerateRequest::new(prompt)
         })
     }
@@ -151,13 +175,12 @@ struct Choice {
 
 impl Choice {
     fn new(index: usize, engine: &Engine, body: &CompletionBody, prompt: &[u32]) -> Self {
-        let echo = body.echo.unwrap_or(false);
         let logprobs = body.logprobs.map(|_| TextLogprobs::default());
         Choice {
             index,
             engine: engine.clone(),
-            text: if echo { engine.tokenizer().decode(prompt, false) } else { String::new() },
-            scored_prompt: if echo && logprobs.is_some() { prompt.to_vec() } else { Vec::new() },
+            text: if body.echo { engine.tokenizer().decode(prompt, false) } else { String::new() },
+            scored_prompt: if body.echo && logprobs.is_some() { prompt.to_vec() } else { Vec::new() },
             logprobs,
             finish: None,
             usage: Usage::default(),
@@ -175,7 +198,9 @@ impl Choice {
             }
             TokenEvent::Token(token) => {
                 self.text.push_str(&token.text);
-                if let Some(logprobs) = &mut self.logprobs {
+                // The token that ends the text is no part of it.
+                let ends = token.text.is_empty() && self.engine.info().eos.contains(&token.id);
+                if let Some(logprobs) = self.logprobs.as_mut().filter(|_| !ends) {
                     logprobs.push(&self.engine, token.id, token.logprob.as_ref());
                 }
             }
@@ -206,16 +231,12 @@ impl Choice {
     }
 }
 
-fn streamed(
-    choices: Vec<(Choice, TokenEvent, TokenStream)>,
-    envelope: Envelope,
-    sends_usage: bool,
-) -> Response {
+fn streamed(choices: Vec<(Choice, TokenStream)>, envelope: Envelope, sends_usage: bool) -> Response {
     let mut known = Vec::new();
     let mut streams = Vec::new();
-    for (index, (choice, first, stream)) in choices.into_iter().enumerate() {
+    for (index, (choice, stream)) in choices.into_iter().enumerate() {
         known.push(choice);
-        streams.push(stream::iter([Ok(first)]).chain(stream).map(move |event| (index, event)).boxed());
+        streams.push(stream.map(move |event| (index, event)));
     }
     sse::respond(stream::select_all(streams), ChunkWriter { choices: known, envelope, sends_usage })
 }

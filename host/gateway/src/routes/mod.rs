@@ -10,7 +10,10 @@ pub(crate) mod sessions;
 pub(crate) mod triggers;
 
 use crate::ApiError;
+use axum::http::StatusCode;
 
+/// Up to this much text is encoded at once, in about a millisecond; more of it somewhere else.
+const QUICK_TEXT_BYTES: usize = 16 << 10;
 const MAX_PAGE: u32 = 1000;
 
 /// How many rows a listing gives: what was asked for, within bounds.
@@ -19,4 +22,17 @@ fn page_limit(asked: Option<u32>) -> Result<u32, ApiError> {
         limit @ 1..=MAX_PAGE => Ok(limit),
         limit => Err(ApiError::parameter("limit", format!("limit is {limit}; it may be 1 to {MAX_PAGE}"))),
     }
+}
+
+/// Does work that may take long on a thread where no other request waits for it.
+async fn apart<T: Send + 'static>(
+    is_quick: bool,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if is_quick {
+        return work();
+    }
+    let failed =
+        |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed on this request");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
 }

@@ -3,8 +3,7 @@
 use super::messages;
 use crate::{ApiError, Gateway, body, headers};
 use axum::{
-    body::Bytes,
-    extract::{FromRequest, Request, State},
+    extract::{Request, State},
     http::{StatusCode, header},
     response::Response,
 };
@@ -37,7 +36,7 @@ pub(crate) async fn run(State(gateway): State<Gateway>, request: Request) -> Res
         content_type: content_type.map(str::to_owned),
     };
     let headers = parts.headers.clone();
-    let bytes = body::read(Bytes::from_request(Request::from_parts(parts, body), &gateway).await)?;
+    let bytes = body::read(Request::from_parts(parts, body), &gateway).await?;
     let (text, data) = if is_json {
         let data: Value = body::parse(&bytes)?;
         let text = ["text", "message"].iter().find_map(|key| data[*key].as_str()).unwrap_or("").to_owned();

@@ -1,0 +1,60 @@
+//! The fields of a request, taken one by one, so that an error names the field that it is about.
+
+use crate::ApiError;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+/// A JSON object. `null` is as good as nothing.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Fields(Map<String, Value>);
+
+impl Fields {
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.0.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        serde_path_to_error::deserialize(value).map(Some).map_err(|error| {
+            let path = error.path().to_string();
+            let param = match path.as_str() {
+                "." | "?" => name.to_owned(),
+                path if path.starts_with('[') => format!("{name}{path}"),
+                path => format!("{name}.{path}"),
+            };
+            ApiError::parameter(&param, format!("`{param}`: {}", error.into_inner()))
+        })
+    }
+
+    pub(crate) fn take_required<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
+        self.take(name)?.ok_or_else(|| ApiError::parameter(name, format!("`{name}` is missing")))
+    }
+
+    /// Refuses what would change the meaning of the answer and is not supported here.
+    pub(crate) fn refuse(&self, unsupported: &[(&str, &str)]) -> Result<(), ApiError> {
+        for (field, instead) in unsupported {
+            if self.0.get(*field).is_some_and(|value| !value.is_null()) {
+                return Err(ApiError::parameter(*field, format!("{field} is not supported; {instead}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn errors_name_the_place() {
+        let fields = json!({"stop": 7, "prompt": [{"id": "x"}], "n": null});
+        let mut fields: Fields = serde_json::from_value(fields).unwrap();
+        #[derive(Deserialize, Debug)]
+        struct Item {
+            #[expect(dead_code, reason = "only its type matters")]
+            id: u32,
+        }
+        assert_eq!(fields.take::<String>("stop").unwrap_err().body()["error"]["param"], "stop");
+        assert_eq!(fields.take::<Vec<Item>>("prompt").unwrap_err().body()["error"]["param"], "prompt[0].id");
+        assert_eq!(fields.take::<u32>("n").unwrap(), None);
+        assert_eq!(fields.take_required::<u32>("n").unwrap_err().body()["error"]["param"], "n");
+    }
+}
