@@ -43,6 +43,7 @@ impl Transform for Simplify {
         {
             object.remove("format");
         }
+        object.remove("uniqueItems"); // a set drops what is there twice
         if let Some(alternatives) = object.remove("oneOf") {
             match enumeration(&alternatives) {
                 Some(values) => {

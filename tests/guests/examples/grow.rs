@@ -1,0 +1,15 @@
+//! Takes memory. The text is how many MiB; it replies with the number once it has touched them all.
+
+use skep_sdk::{AgentError, Context, Message, Reply, agent};
+
+const MIB: usize = 1 << 20;
+
+/// Takes as much memory as it is told.
+#[agent]
+async fn grow(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let count: usize =
+        message.text.parse().map_err(|_| AgentError::InvalidMessage("say how many MiB".into()))?;
+    let blocks: Vec<Vec<u8>> =
+        (0..count).map(|index| std::hint::black_box(vec![index as u8 | 1; MIB])).collect();
+    Ok(Reply::text(blocks.len().to_string()))
+}

@@ -1,0 +1,15 @@
+//! Never comes back. `spin` burns the processor; `spin TEXT` writes state first, so that a test can see it rolled back.
+//! Any other text is echoed, to see that the session still works.
+
+use skep_sdk::{AgentError, Context, Message, Reply, agent};
+
+/// Spins until it is stopped.
+#[agent]
+async fn spin(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let Some(note) = message.text.strip_prefix("spin") else { return Ok(Reply::text(message.text)) };
+    cx.state().set("note", note)?;
+    let mut turns = 0_u64;
+    loop {
+        turns = std::hint::black_box(turns.wrapping_add(1));
+    }
+}

@@ -1,0 +1,23 @@
+//! Reads a generation as a stream. The reply is the whole text; its data has the pieces and whether they make the text.
+//! A text that begins with `drop` drops the stream after its first piece and replies with that.
+
+use skep_sdk::serde_json::json;
+use skep_sdk::{AgentError, Context, Message, Reply, agent};
+
+/// Streams a generation to itself.
+#[agent]
+async fn stream(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let drops = message.text.starts_with("drop");
+    let mut stream = cx.conversation().user(message.text).temperature(0.0).max_tokens(24).stream().await?;
+    let mut pieces = Vec::new();
+    while let Some(piece) = stream.next().await {
+        if drops {
+            return Ok(Reply::text(piece));
+        }
+        pieces.push(piece);
+    }
+    let generation = stream.finish().await?;
+    let same = pieces.concat() == generation.text;
+    let tokens = generation.usage.completion_tokens;
+    Reply::json(generation.text, &json!({"pieces": pieces, "same": same, "completion_tokens": tokens}))
+}

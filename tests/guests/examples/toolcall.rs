@@ -1,0 +1,67 @@
+//! Tools, called for sure. The first word of the text names the tool: `add` gives a good result, `lie` one that breaks its
+//! output schema, `refuse` an error for the model, `boom` panics; `auto` leaves it to the model, `endless` never lets it
+//! answer.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use skep_sdk::{AgentError, Context, Message, Reply, ToolChoice, ToolError, agent, tool};
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Sum {
+    sum: i64,
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Small {
+    #[schemars(range(min = 0, max = 9))]
+    digit: u32,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Colour {
+    Red,
+    Green,
+}
+
+/// Adds two numbers.
+#[tool]
+async fn add(
+    cx: &Context,
+    #[schemars(range(min = 0, max = 99))] a: i64,
+    #[schemars(range(min = 0, max = 99))] b: i64,
+) -> Result<Sum, ToolError> {
+    cx.state().set("sum", &(a + b))?;
+    Ok(Sum { sum: a + b })
+}
+
+/// Gives a digit of a colour.
+#[tool]
+fn lie(colour: Colour, note: Option<bool>) -> Small {
+    Small { digit: 1000 + colour as u32 + u32::from(note.unwrap_or_default()) }
+}
+
+/// Refuses a colour.
+#[tool]
+fn refuse(colours: Colour) -> Result<(), ToolError> {
+    Err(format!("no {}", if matches!(colours, Colour::Red) { "red" } else { "green" }).into())
+}
+
+/// Breaks.
+#[tool]
+fn boom() {
+    panic!("boom")
+}
+
+/// Calls the tool that it is told to.
+#[agent(tools = [add, lie, refuse, boom])]
+async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let word = message.text.split(' ').next().unwrap_or_default().to_owned();
+    let conversation =
+        cx.conversation().system("You call tools.").user(message.text).temperature(0.0).max_tokens(48);
+    match word.as_str() {
+        "auto" => conversation.run().await,
+        "endless" => conversation.tools(["add"]).tool_choice(ToolChoice::Required).max_rounds(1).run().await,
+        tool => conversation.tools([tool]).tool_choice(ToolChoice::named(tool)).run().await,
+    }
+}
