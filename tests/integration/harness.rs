@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 use skep_cli::{
     catalog, guest_build,
+    progress::Silent,
     server::{self, DataDir, ServerOptions},
 };
 use std::{
@@ -136,7 +137,7 @@ pub fn client() -> reqwest::Client {
 pub fn model_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        on_plain_thread(|| catalog::resolve(MODEL, &catalog::Quiet).expect("the default model").path)
+        on_plain_thread(|| catalog::resolve(MODEL, &Silent).expect("the default model").path)
     })
 }
 
@@ -181,7 +182,7 @@ pub fn parse_events(body: &str) -> Vec<(String, String)> {
 
 fn build_guest(dir: &Path, target: guest_build::GuestTarget) -> Arc<[u8]> {
     let request = guest_build::BuildRequest { dir: dir.to_owned(), target };
-    let built = on_plain_thread(move || guest_build::build(&request, &catalog::Quiet));
+    let built = on_plain_thread(move || guest_build::build(&request, &Silent));
     built.expect("the guest builds").component.into()
 }
 

@@ -36,7 +36,7 @@ async fn a_memory_bomb_ends_at_its_memory_limit() {
 async fn endless_recursion_and_a_panic_are_traps() {
     for name in ["recurse", "panic"] {
         let error = refused(name, "go").await;
-        assert!(["trap", "limit_exceeded"].contains(&error["code"].as_str().unwrap()), "{name}: {error}");
+        assert!(["agent_trapped", "limit_exceeded"].contains(&error["code"].as_str().unwrap()), "{name}: {error}");
     }
 }
 

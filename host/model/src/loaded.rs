@@ -25,7 +25,7 @@ impl LoadedModel {
         let checkpoint = Checkpoint::open(path)?;
         let tokenizer = checkpoint
             .tokenizer()?
-            .ok_or_else(|| ModelError::TokenizerMissing { path: path.to_path_buf() })?;
+            .ok_or_else(|| ModelError::TokenizerMissing { path: path.display().to_string() })?;
         let template = checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default);
         let executor = CpuExecutor::load(&checkpoint, options)?;
         Ok(LoadedModel {

@@ -1,0 +1,210 @@
+//! A model on disk, whatever its format: tensors under Hugging Face names, a checked configuration, a tokenizer, a
+//! chat template.
+//!
+//! Invariant: a checkpoint that opened holds every tensor that its configuration calls for, each with the right shape and
+//! all its bytes. It does not compute.
+
+mod folder;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use skep_kernels::DType;
+
+use crate::chat_template::ChatTemplate;
+use crate::config::{ModelConfig, from_gguf};
+use crate::error::ModelError;
+use crate::gguf::{GgufFile, hugging_face_name};
+use crate::mapping::Mapping;
+use crate::tokenizer::Tokenizer;
+use folder::Folder;
+
+/// An opened model. Weights stay in the mapped files.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    source: Source,
+    files: Vec<Mapping>,
+    tensors: BTreeMap<String, Placed>,
+    config: ModelConfig,
+}
+
+/// A tensor's bytes and how to read them.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    /// In Hugging Face's spelling.
+    pub name: &'a str,
+    pub dtype: DType,
+    /// Row-major, outermost first: `[out, in]`.
+    pub shape: &'a [usize],
+    /// As many bytes as type and shape call for.
+    pub data: &'a [u8],
+}
+
+#[derive(Debug)]
+enum Source {
+    Gguf(GgufFile),
+    Folder(Folder),
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Placed {
+    format: Format,
+    shape: Vec<usize>,
+    file: usize,
+    bytes: Range<usize>,
+}
+
+#[derive(Debug)]
+enum Format {
+    Weights(DType),
+    /// A type that no weight may have, such as the indices that some files carry along.
+    Other(String),
+}
+
+impl Checkpoint {
+    /// Opens `X.gguf`, `X.safetensors` with config.json beside it, a Hugging Face folder, or a folder with one GGUF file.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let metadata =
+            std::fs::metadata(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+        if metadata.is_dir() {
+            return match path.join("config.json").is_file() {
+                true => Self::open_folder(path, path, None),
+                false => Self::open_gguf(&folder::only_gguf_file(path)?),
+            };
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => {
+                let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                Self::open_folder(path, folder.unwrap_or(Path::new(".")), Some(path))
+            }
+            _ => Self::open_gguf(path),
+        }
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
+        let (name, placed) = self
+            .tensors
+            .get_key_value(name)
+            .ok_or_else(|| ModelError::TensorMissing { name: name.to_owned(), path: self.path.clone() })?;
+        match &placed.format {
+            Format::Weights(dtype) => Ok(self.view(name, placed, *dtype)),
+            Format::Other(format) => {
+                Err(ModelError::tensor(name, format!("has the type {format}; supported: F32, F16, BF16")))
+            }
+        }
+    }
+
+    /// The tensor of that name, if it has that shape.
+    pub fn expect(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+        let tensor = self.tensor(name)?;
+        if tensor.shape != shape {
+            return Err(ModelError::tensor(
+                name,
+                format!("has the shape {:?}, and the configuration calls for {shape:?}", tensor.shape),
+            ));
+        }
+        Ok(tensor)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Every tensor that can be a weight, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.tensors.iter().filter_map(|(name, placed)| match placed.format {
+            Format::Weights(dtype) => Some(self.view(name, placed, dtype)),
+            Format::Other(_) => None,
+        })
+    }
+
+    /// The tokenizer, built anew; `None` if the model has none.
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
+        match &self.source {
+            Source::Gguf(file) => Tokenizer::from_gguf(file, &self.files[0]),
+            Source::Folder(folder) => folder.tokenizer(),
+        }
+    }
+
+    /// The chat template; `None` if the model has none.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
+        match &self.source {
+            Source::Gguf(file) => self.gguf_template(file),
+            Source::Folder(folder) => folder.chat_template(),
+        }
+    }
+
+    /// The format, for people.
+    pub fn format(&self) -> &'static str {
+        match self.source {
+            Source::Gguf(_) => "GGUF",
+            Source::Folder(_) => "safetensors",
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.len() as u64).sum()
+    }
+
+    /// Lets the system drop the files' pages, once the weights were repacked.
+    pub fn release(&self) {
+        self.files.iter().for_each(Mapping::release);
+    }
+
+    fn view<'a>(&'a self, name: &'a str, placed: &'a Placed, dtype: DType) -> Tensor<'a> {
+        Tensor { name, dtype, shape: &placed.shape, data: &self.files[placed.file][placed.bytes.clone()] }
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let mapping = Mapping::open(path)?;
+        let file = GgufFile::parse(path, &mapping)?;
+        let config = from_gguf(&file, &mapping)?;
+        let mut tensors = BTreeMap::new();
+        for tensor in file.tensors() {
+            let name = hugging_face_name(&tensor.name);
+            let format = Format::Weights(tensor.dtype);
+            let placed = Placed { format, shape: tensor.shape.clone(), file: 0, bytes: tensor.bytes.clone() };
+            if tensors.insert(name.clone(), placed).is_some() {
+                return Err(ModelError::tensor(name, "is there twice, under its GGUF and its Hugging Face name"));
+            }
+        }
+        Self { path: path.to_owned(), source: Source::Gguf(file), files: vec![mapping], tensors, config }.checked()
+    }
+
+    fn open_folder(path: &Path, folder: &Path, weights: Option<&Path>) -> Result<Self, ModelError> {
+        let folder = Folder::open(folder)?;
+        let (files, tensors) = folder.read_weights(weights)?;
+        let config = folder.config(tensors.contains_key("lm_head.weight"))?;
+        Self { path: path.to_owned(), source: Source::Folder(folder), files, tensors, config }.checked()
+    }
+
+    fn checked(self) -> Result<Self, ModelError> {
+        layout::check(&self)?;
+        Ok(self)
+    }
+
+    fn gguf_template(&self, file: &GgufFile) -> Result<Option<ChatTemplate>, ModelError> {
+        let Some(source) = file.string("tokenizer.chat_template")? else { return Ok(None) };
+        let tokens = file.array("tokenizer.ggml.tokens")?;
+        let text = |key: &str| -> Result<Option<String>, ModelError> {
+            let Some(id) = file.unsigned(key)? else { return Ok(None) };
+            let mut texts = tokens.and_then(|tokens| tokens.strings(&self.files[0]));
+            Ok(texts.as_mut().and_then(|texts| texts.nth(usize::try_from(id).ok()?)).map(str::to_owned))
+        };
+        let bos = text("tokenizer.ggml.bos_token_id")?;
+        let eos = text("tokenizer.ggml.eos_token_id")?;
+        ChatTemplate::new(source, bos, eos).map(Some)
+    }
+}

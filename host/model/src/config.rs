@@ -1,0 +1,119 @@
+//! What a model is, in numbers: the one description that the forward pass, the KV cache and the planner share.
+//!
+//! Invariant: a `ModelConfig` that left this module is checked: sizes are non-zero and bounded, head counts divide,
+//! floats are finite. It does not know which file format it came from beyond the pairing of rotary halves.
+
+mod architecture;
+mod gguf;
+mod huggingface;
+mod rope;
+
+pub use architecture::Architecture;
+pub(crate) use gguf::from_gguf;
+pub(crate) use huggingface::{HuggingFaceFiles, from_huggingface, token_text};
+pub use rope::{Rope, RopePairing, RopeScaling};
+
+use crate::error::ModelError;
+
+/// A checked description of a decoder-only transformer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub architecture: Architecture,
+    pub hidden_size: usize,
+    pub layer_count: usize,
+    pub head_count: usize,
+    pub kv_head_count: usize,
+    /// Width of one attention head; need not be `hidden_size / head_count`.
+    pub head_size: usize,
+    pub feed_forward_size: usize,
+    pub vocabulary_size: usize,
+    /// Most tokens that the model was made for.
+    pub context_length: usize,
+    pub norm_epsilon: f32,
+    pub rope: Rope,
+    /// Per layer: position `p` attends to `(p - window, p]`; `None` attends to everything before it.
+    pub windows: Vec<Option<usize>>,
+    pub qkv_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    /// RMS norm over each head of q and k before the rotation.
+    pub qk_norm: bool,
+    /// The output head is the embedding.
+    pub tied_head: bool,
+    pub bos: Option<u32>,
+    /// Every id that ends a generation, end-of-turn included.
+    pub eos: Vec<u32>,
+    /// Whether the tokenizer puts `bos` before a plain prompt.
+    pub add_bos: bool,
+}
+
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_LAYERS: usize = 1024;
+const MAX_HEADS: usize = 1 << 12;
+const MAX_HEAD_SIZE: usize = 1 << 12;
+const MAX_VOCABULARY: usize = 1 << 22;
+const MAX_CONTEXT: usize = 1 << 24;
+
+impl ModelConfig {
+    /// Checks every size against its bounds and against the others.
+    pub(crate) fn check(self) -> Result<Self, ModelError> {
+        let bounds = [
+            ("hidden_size", self.hidden_size, MAX_WIDTH),
+            ("num_hidden_layers", self.layer_count, MAX_LAYERS),
+            ("num_attention_heads", self.head_count, MAX_HEADS),
+            ("num_key_value_heads", self.kv_head_count, MAX_HEADS),
+            ("head_dim", self.head_size, MAX_HEAD_SIZE),
+            ("intermediate_size", self.feed_forward_size, MAX_WIDTH),
+            ("vocab_size", self.vocabulary_size, MAX_VOCABULARY),
+            ("max_position_embeddings", self.context_length, MAX_CONTEXT),
+        ];
+        for (key, value, limit) in bounds {
+            if value == 0 || value > limit {
+                return Err(ModelError::config(key, format!("{value} is outside 1..={limit}")));
+            }
+        }
+        if !self.head_count.is_multiple_of(self.kv_head_count) {
+            return Err(ModelError::config(
+                "num_key_value_heads",
+                format!("{} does not divide the {} attention heads", self.kv_head_count, self.head_count),
+            ));
+        }
+        if !self.head_size.is_multiple_of(2) {
+            return Err(ModelError::config("head_dim", format!("{} is odd; rotation needs pairs", self.head_size)));
+        }
+        if !(self.norm_epsilon.is_finite() && (0.0..=1.0).contains(&self.norm_epsilon)) {
+            return Err(ModelError::config("rms_norm_eps", format!("{} is outside 0..=1", self.norm_epsilon)));
+        }
+        self.rope.check(self.head_size)?;
+        if self.windows.len() != self.layer_count || self.windows.contains(&Some(0)) {
+            return Err(ModelError::config("sliding_window", "must be positive, with one entry for each layer"));
+        }
+        for id in self.bos.iter().chain(&self.eos) {
+            if *id as usize >= self.vocabulary_size {
+                return Err(ModelError::config(
+                    "eos_token_id / bos_token_id",
+                    format!("{id} is not below vocab_size {}", self.vocabulary_size),
+                ));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Texts of control tokens that end a turn or a document in the chat formats of the supported families. A token ends a
+/// generation only if its vocabulary also marks it as a control token.
+const END_OF_GENERATION: [&str; 8] = [
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+];
+
+/// Whether a control token with this text ends a generation.
+pub(crate) fn ends_generation(text: &str) -> bool {
+    END_OF_GENERATION.contains(&text)
+}

@@ -1,0 +1,49 @@
+//! The families of models that the one transformer definition covers, under the names of both file formats.
+//!
+//! Invariant: what is not listed here is refused by name. It knows no sizes.
+
+use crate::error::ModelError;
+
+/// A family; what differs between them is in the flags of [`super::ModelConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Mistral,
+}
+
+impl Architecture {
+    /// From `model_type` of config.json.
+    pub(crate) fn from_model_type(name: &str) -> Result<Self, ModelError> {
+        match name {
+            "llama" => Ok(Self::Llama),
+            "qwen2" => Ok(Self::Qwen2),
+            "qwen3" => Ok(Self::Qwen3),
+            "mistral" => Ok(Self::Mistral),
+            other => Err(ModelError::unsupported("model_type", format!("\"{other}\""), "llama, qwen2, qwen3, mistral")),
+        }
+    }
+
+    /// From `general.architecture` of a GGUF file, where Mistral models are called llama.
+    pub(crate) fn from_gguf(name: &str) -> Result<Self, ModelError> {
+        match name {
+            "llama" => Ok(Self::Llama),
+            "qwen2" => Ok(Self::Qwen2),
+            "qwen3" => Ok(Self::Qwen3),
+            other => {
+                Err(ModelError::unsupported("general.architecture", format!("\"{other}\""), "llama, qwen2, qwen3"))
+            }
+        }
+    }
+
+    /// The class name that config.json lists under `architectures`.
+    pub(crate) fn class_name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Reads a [`ModelConfig`] off GGUF metadata.
+//!
+//! Invariant: a key that changes the arithmetic and is not implemented is an error that names it.
+
+use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
+use crate::error::ModelError;
+use crate::gguf::{GgufFile, GgufTensor};
+
+const EMBEDDING: &str = "token_embd.weight";
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+const DEFAULT_THETA: f64 = 10000.0;
+/// Token type of control tokens in `tokenizer.ggml.token_type`.
+const CONTROL: u64 = 3;
+
+/// The checked configuration of a GGUF model; `bytes` is the file that `file` was parsed from.
+pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, ModelError> {
+    let name = file
+        .string("general.architecture")?
+        .ok_or_else(|| ModelError::config("general.architecture", "is missing"))?;
+    let mut architecture = Architecture::from_gguf(name)?;
+    let keys = Keys { file, prefix: name };
+    let hidden_size = keys.required("embedding_length")?;
+    let layer_count = keys.required("block_count")?;
+    let head_count = keys.required("attention.head_count")?;
+    let kv_head_count = keys.size("attention.head_count_kv")?.unwrap_or(head_count);
+    let head_size = match keys.size("attention.key_length")? {
+        Some(size) => size,
+        None => hidden_size.checked_div(head_count).unwrap_or(0),
+    };
+    keys.refuse_unsupported(head_size)?;
+    let context_length = keys.required("context_length")?;
+    let window = keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
+    match (architecture, window) {
+        (_, None) => {}
+        (Architecture::Llama, Some(_)) => architecture = Architecture::Mistral,
+        (_, Some(window)) => {
+            return Err(ModelError::unsupported(
+                keys.name("attention.sliding_window"),
+                window,
+                "sliding windows in GGUF files of the llama architecture",
+            ));
+        }
+    }
+    let epsilon = keys.name("attention.layer_norm_rms_epsilon");
+    let norm_epsilon = file.float(&epsilon)?.ok_or_else(|| ModelError::config(epsilon, "is missing"))?;
+    let vocabulary_size = vocabulary_size(file, &keys)?;
+    let has = |name: &str| tensor(file, name).is_some();
+    ModelConfig {
+        architecture,
+        hidden_size,
+        layer_count,
+        head_count,
+        kv_head_count,
+        head_size,
+        feed_forward_size: keys.required("feed_forward_length")?,
+        vocabulary_size,
+        context_length,
+        norm_epsilon: norm_epsilon as f32,
+        rope: rope(file, bytes, &keys, architecture)?,
+        // Bounded before it is used as a length; `check` reports the key.
+        windows: vec![window; layer_count.min(super::MAX_LAYERS)],
+        qkv_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias"),
+        qk_norm: has("blk.0.attn_q_norm.weight"),
+        tied_head: !has("output.weight"),
+        bos: token(file, "tokenizer.ggml.bos_token_id")?,
+        eos: end_tokens(file, bytes)?,
+        add_bos: adds_bos(file)?,
+    }
+    .check()
+}
+
+/// Keys under the architecture's name.
+struct Keys<'a> {
+    file: &'a GgufFile,
+    prefix: &'a str,
+}
+
+impl Keys<'_> {
+    fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let key = self.name(key);
+        let Some(value) = self.file.unsigned(&key)? else { return Ok(None) };
+        match u32::try_from(value) {
+            Ok(value) => Ok(Some(value as usize)),
+            Err(_) => Err(ModelError::config(key, format!("{value} is out of range"))),
+        }
+    }
+
+    fn required(&self, key: &str) -> Result<usize, ModelError> {
+        self.size(key)?.ok_or_else(|| ModelError::config(self.name(key), "is missing"))
+    }
+
+    fn refuse_unsupported(&self, head_size: usize) -> Result<(), ModelError> {
+        if let Some(experts) = self.size("expert_count")?.filter(|count| *count > 0) {
+            return Err(ModelError::unsupported(self.name("expert_count"), experts, "dense models"));
+        }
+        for key in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(size) = self.size(key)?.filter(|size| *size != head_size) {
+                return Err(ModelError::unsupported(self.name(key), size, format!("the head size, {head_size}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tensor<'a>(file: &'a GgufFile, name: &str) -> Option<&'a GgufTensor> {
+    file.tensors().iter().find(|tensor| tensor.name == name)
+}
+
+fn vocabulary_size(file: &GgufFile, keys: &Keys<'_>) -> Result<usize, ModelError> {
+    let rows = tensor(file, EMBEDDING)
+        .ok_or_else(|| ModelError::TensorMissing { name: EMBEDDING.to_owned(), path: file.path().to_owned() })?
+        .shape[0];
+    if let Some(claimed) = keys.size("vocab_size")?.filter(|claimed| *claimed != rows) {
+        return Err(ModelError::config(
+            keys.name("vocab_size"),
+            format!("is {claimed}, and {EMBEDDING} has {rows} rows"),
+        ));
+    }
+    if let Some(tokens) = file.array("tokenizer.ggml.tokens")?.filter(|tokens| tokens.count > rows) {
+        return Err(ModelError::config(
+            "tokenizer.ggml.tokens",
+            format!("has {} entries, and {EMBEDDING} has {rows} rows", tokens.count),
+        ));
+    }
+    Ok(rows)
+}
+
+fn rope(
+    file: &GgufFile,
+    bytes: &[u8],
+    keys: &Keys<'_>,
+    architecture: Architecture,
+) -> Result<Rope, ModelError> {
+    let pairing = match architecture {
+        Architecture::Llama | Architecture::Mistral => RopePairing::Interleaved,
+        Architecture::Qwen2 | Architecture::Qwen3 => RopePairing::Halves,
+    };
+    let theta = file.float(&keys.name("rope.freq_base"))?.unwrap_or(DEFAULT_THETA) as f32;
+    let kind = keys.name("rope.scaling.type");
+    let factor = match file.float(&keys.name("rope.scaling.factor"))? {
+        Some(factor) => Some(factor),
+        None => file.float(&keys.name("rope.scale_linear"))?,
+    };
+    let linear = match (file.string(&kind)?, factor) {
+        (Some("none"), _) | (None, None) => None,
+        (Some("linear") | None, Some(factor)) => Some(factor as f32).filter(|factor| *factor != 1.0),
+        (Some("linear"), None) => {
+            return Err(ModelError::config(keys.name("rope.scaling.factor"), "is missing"));
+        }
+        (Some(other), _) => return Err(ModelError::unsupported(kind, format!("\"{other}\""), "none, linear")),
+    };
+    let factors = tensor(file, ROPE_FACTORS).map(|tensor| read_factors(tensor, bytes)).transpose()?;
+    let scaling = match (linear, factors) {
+        (None, None) => RopeScaling::None,
+        (Some(factor), None) => RopeScaling::Linear { factor },
+        (None, Some(factors)) => RopeScaling::Factors(factors),
+        (Some(_), Some(_)) => {
+            return Err(ModelError::unsupported(kind, "linear beside rope_freqs.weight", "one of the two"));
+        }
+    };
+    Ok(Rope { theta, pairing, scaling })
+}
+
+fn read_factors(tensor: &GgufTensor, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
+    if tensor.dtype != skep_kernels::DType::F32 || tensor.shape.len() != 1 {
+        return Err(ModelError::tensor(ROPE_FACTORS, "is not a vector of F32 values"));
+    }
+    let data = &bytes[tensor.bytes.clone()];
+    Ok(data.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes"))).collect())
+}
+
+fn token(file: &GgufFile, key: &str) -> Result<Option<u32>, ModelError> {
+    let Some(value) = file.unsigned(key)? else { return Ok(None) };
+    u32::try_from(value).map(Some).map_err(|_| ModelError::config(key, format!("{value} is not a token id")))
+}
+
+fn end_tokens(file: &GgufFile, bytes: &[u8]) -> Result<Vec<u32>, ModelError> {
+    let mut ends = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        ends.extend(token(file, &format!("tokenizer.ggml.{key}"))?);
+    }
+    let texts = file.array("tokenizer.ggml.tokens")?.and_then(|array| array.strings(bytes));
+    let types = file.array("tokenizer.ggml.token_type")?.and_then(|array| array.scalars(bytes));
+    if let (Some(texts), Some(types)) = (texts, types) {
+        let named = texts.zip(types).zip(0u32..);
+        ends.extend(
+            named
+                .filter(|((text, kind), _)| kind.as_u64() == Some(CONTROL) && ends_generation(text))
+                .map(|(_, id)| id),
+        );
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
+}
+
+fn adds_bos(file: &GgufFile) -> Result<bool, ModelError> {
+    if let Some(add) = file.boolean("tokenizer.ggml.add_bos_token")? {
+        return Ok(add);
+    }
+    // Files that leave it open: SentencePiece and Llama 3 vocabularies begin with it, byte-level ones do not.
+    let sentence_piece = file.string("tokenizer.ggml.model")? == Some("llama");
+    let llama3 = matches!(file.string("tokenizer.ggml.pre")?, Some("llama-bpe" | "llama3" | "llama-v3"));
+    Ok(sentence_piece || llama3)
+}

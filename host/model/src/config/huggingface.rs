@@ -1,0 +1,309 @@
+//! Reads a [`ModelConfig`] off config.json and the files beside it.
+//!
+//! Invariant: a key that changes the arithmetic and is not implemented is an error that names it. Old and new spellings
+//! of the rotary parameters are both read.
+
+use serde_json::{Map, Value};
+
+use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
+use crate::error::ModelError;
+
+/// The parsed files of a checkpoint folder that say something about the configuration.
+pub(crate) struct HuggingFaceFiles<'a> {
+    pub(crate) config: &'a Value,
+    pub(crate) generation: Option<&'a Value>,
+    pub(crate) tokenizer_config: Option<&'a Value>,
+    pub(crate) tokenizer: Option<&'a Value>,
+    /// Whether the weights hold `lm_head.weight`; decides where config.json is silent.
+    pub(crate) has_head: bool,
+}
+
+/// The checked configuration of a Hugging Face checkpoint.
+pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConfig, ModelError> {
+    let keys = Keys::of(files.config, "")?;
+    let architecture = architecture(&keys)?;
+    refuse_unsupported(&keys)?;
+    let hidden_size = keys.required("hidden_size")?;
+    let layer_count = keys.required("num_hidden_layers")?;
+    let head_count = keys.required("num_attention_heads")?;
+    let head_size = match keys.size("head_dim")? {
+        Some(size) => size,
+        None => hidden_size.checked_div(head_count).unwrap_or(0),
+    };
+    let attention_bias = keys.boolean("attention_bias")?;
+    let (qkv_bias, output_bias) = match architecture {
+        Architecture::Qwen2 => (true, false),
+        Architecture::Mistral => (false, false),
+        Architecture::Llama | Architecture::Qwen3 => {
+            (attention_bias.unwrap_or(false), attention_bias.unwrap_or(false))
+        }
+    };
+    let mlp_bias = keys.boolean("mlp_bias")?.unwrap_or(false) && architecture == Architecture::Llama;
+    ModelConfig {
+        architecture,
+        hidden_size,
+        layer_count,
+        head_count,
+        kv_head_count: keys.size("num_key_value_heads")?.unwrap_or(head_count),
+        head_size,
+        feed_forward_size: keys.required("intermediate_size")?,
+        vocabulary_size: keys.required("vocab_size")?,
+        context_length: keys.required("max_position_embeddings")?,
+        norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
+        rope: rope(&keys)?,
+        windows: windows(&keys, architecture, layer_count)?,
+        qkv_bias,
+        output_bias,
+        mlp_bias,
+        qk_norm: architecture == Architecture::Qwen3,
+        tied_head: keys.boolean("tie_word_embeddings")?.unwrap_or(!files.has_head),
+        bos: keys.tokens("bos_token_id")?.first().copied(),
+        eos: end_tokens(files, &keys)?,
+        add_bos: adds_bos(files)?,
+    }
+    .check()
+}
+
+/// A JSON object and where it stands, for messages.
+struct Keys<'a> {
+    object: &'a Map<String, Value>,
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    fn of(value: &'a Value, prefix: &'a str) -> Result<Self, ModelError> {
+        match value {
+            Value::Object(object) => Ok(Self { object, prefix }),
+            _ => Err(ModelError::config(prefix.trim_end_matches('.'), "is not an object")),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(ModelError::config(format!("{}{key}", self.prefix), format!("{} is not {wanted}", brief(value)))),
+        }
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.typed(key, "a whole number below 2^32", |value| {
+            value.as_u64().and_then(|value| u32::try_from(value).ok()).map(|value| value as usize)
+        })
+    }
+
+    fn required(&self, key: &str) -> Result<usize, ModelError> {
+        self.size(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        self.typed(key, "a number", |value| value.as_f64().map(|value| value as f32))
+    }
+
+    fn required_float(&self, key: &str) -> Result<f32, ModelError> {
+        self.float(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
+    }
+
+    fn boolean(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.typed(key, "a boolean", Value::as_bool)
+    }
+
+    fn string(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// One token id or a list of them.
+    fn tokens(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let read = |value: &Value| match value {
+            Value::Array(ids) => ids.iter().map(id).collect(),
+            value => id(value).map(|id| vec![id]),
+        };
+        Ok(self.typed(key, "a token id or a list of them", read)?.unwrap_or_default())
+    }
+}
+
+/// A value for a message, cut short.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn architecture(keys: &Keys<'_>) -> Result<Architecture, ModelError> {
+    let name = keys.string("model_type")?.ok_or_else(|| ModelError::config("model_type", "is missing"))?;
+    let architecture = Architecture::from_model_type(name)?;
+    let class = keys.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+    match class {
+        Some(class) if class != architecture.class_name() => {
+            Err(ModelError::unsupported("architectures", format!("\"{class}\""), architecture.class_name()))
+        }
+        _ => Ok(architecture),
+    }
+}
+
+fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ModelError> {
+    if let Some(value) = keys.get("quantization_config") {
+        return Err(ModelError::unsupported(
+            "quantization_config",
+            brief(value),
+            "unquantised safetensors (F32, F16, BF16) and GGUF files",
+        ));
+    }
+    match keys.string("hidden_act")? {
+        None | Some("silu" | "swish") => {}
+        Some(other) => return Err(ModelError::unsupported("hidden_act", format!("\"{other}\""), "silu")),
+    }
+    match keys.float("partial_rotary_factor")? {
+        None | Some(1.0) => Ok(()),
+        Some(other) => Err(ModelError::unsupported("partial_rotary_factor", other, "1")),
+    }
+}
+
+fn rope(keys: &Keys<'_>) -> Result<Rope, ModelError> {
+    let (parameters, prefix) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
+        (Some(parameters), _) => (Some(parameters), "rope_parameters."),
+        (None, Some(scaling)) => (Some(scaling), "rope_scaling."),
+        (None, None) => (None, ""),
+    };
+    let parameters = parameters.map(|parameters| Keys::of(parameters, prefix)).transpose()?;
+    let outer_theta = keys.float("rope_theta")?;
+    let theta = match &parameters {
+        Some(parameters) => parameters.float("rope_theta")?.or(outer_theta),
+        None => outer_theta,
+    };
+    let scaling = match &parameters {
+        Some(parameters) => scaling(parameters, keys)?,
+        None => RopeScaling::None,
+    };
+    Ok(Rope { theta: theta.unwrap_or(10000.0), pairing: RopePairing::Halves, scaling })
+}
+
+fn scaling(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, ModelError> {
+    let kind = match parameters.string("rope_type")? {
+        Some(kind) => Some(kind),
+        None => parameters.string("type")?,
+    };
+    match kind {
+        None | Some("default") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear { factor: parameters.required_float("factor")? }),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: parameters.required_float("factor")?,
+            low_freq_factor: parameters.required_float("low_freq_factor")?,
+            high_freq_factor: parameters.required_float("high_freq_factor")?,
+            original_context: match parameters.size("original_max_position_embeddings")? {
+                Some(context) => context,
+                None => config.required("original_max_position_embeddings")?,
+            },
+        }),
+        Some(other) => Err(ModelError::unsupported(
+            format!("{}rope_type", parameters.prefix),
+            format!("\"{other}\""),
+            "default, linear, llama3",
+        )),
+    }
+}
+
+fn windows(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+    layer_count: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    let layers = layer_count.min(super::MAX_LAYERS); // `check` refuses more.
+    let window = keys.size("sliding_window")?;
+    let window = match architecture {
+        Architecture::Llama => None,
+        Architecture::Mistral => window,
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            window.filter(|_| matches!(keys.boolean("use_sliding_window"), Ok(Some(true))))
+        }
+    };
+    if let Some(Value::Array(types)) = keys.get("layer_types") {
+        return layer_windows(types, layer_count, window);
+    }
+    let first = match architecture {
+        Architecture::Qwen2 | Architecture::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
+        _ => 0,
+    };
+    Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect())
+}
+
+fn layer_windows(
+    types: &[Value],
+    layer_count: usize,
+    window: Option<usize>,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    if types.len() != layer_count {
+        return Err(ModelError::config(
+            "layer_types",
+            format!("has {} entries for {layer_count} layers", types.len()),
+        ));
+    }
+    types
+        .iter()
+        .map(|kind| match kind.as_str() {
+            Some("full_attention") => Ok(None),
+            Some("sliding_attention") => match window {
+                Some(window) => Ok(Some(window)),
+                None => Err(ModelError::config("sliding_window", "is missing, and layer_types asks for it")),
+            },
+            _ => Err(ModelError::unsupported("layer_types", brief(kind), "full_attention, sliding_attention")),
+        })
+        .collect()
+}
+
+fn end_tokens(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Vec<u32>, ModelError> {
+    let mut ends = config.tokens("eos_token_id")?;
+    if let Some(generation) = files.generation {
+        ends.extend(Keys::of(generation, "generation_config.")?.tokens("eos_token_id")?);
+    }
+    let eos_text = files.tokenizer_config.and_then(|config| token_text(config.get("eos_token")?));
+    let added = files.tokenizer.and_then(|tokenizer| tokenizer.get("added_tokens")?.as_array());
+    for token in added.into_iter().flatten() {
+        let text = token.get("content").and_then(Value::as_str).unwrap_or_default();
+        let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
+        let id = token.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        if eos_text == Some(text) || (special && ends_generation(text)) {
+            ends.extend(id);
+        }
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
+}
+
+/// A special token of tokenizer_config.json: its text, or an object with the text in `content`.
+pub(crate) fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn adds_bos(files: &HuggingFaceFiles<'_>) -> Result<bool, ModelError> {
+    if let Some(config) = files.tokenizer_config
+        && let Some(add) = Keys::of(config, "tokenizer_config.")?.boolean("add_bos_token")?
+    {
+        return Ok(add);
+    }
+    // tokenizer.json says it through a template that begins with a special token.
+    let post_processor = files.tokenizer.and_then(|tokenizer| tokenizer.get("post_processor"));
+    Ok(post_processor.is_some_and(|processor| begins_with_special_token(processor, 4)))
+}
+
+fn begins_with_special_token(processor: &Value, depth: usize) -> bool {
+    let first = processor.get("single").and_then(|single| single.get(0));
+    if first.is_some_and(|first| first.get("SpecialToken").is_some()) {
+        return true;
+    }
+    let parts = processor.get("processors").and_then(Value::as_array);
+    depth > 0 && parts.into_iter().flatten().any(|part| begins_with_special_token(part, depth - 1))
+}

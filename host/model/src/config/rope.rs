@@ -1,0 +1,152 @@
+//! Rotary position embedding: which values pair up, and how fast each pair turns.
+//!
+//! Invariant: a checked `Rope` yields finite frequencies for its head size. Sources: Su et al. 2021 (RoFormer) for the
+//! rotation; the Llama 3.1 reference for the smooth blend of scaled and unscaled frequencies.
+
+use std::f64::consts::PI;
+
+use crate::error::ModelError;
+
+/// Which two values of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// `i` with `i + head_size / 2`: Hugging Face checkpoints, and GGUF files of the Qwen families.
+    Halves,
+    /// `2i` with `2i + 1`: GGUF llama files, whose q and k rows are permuted for it.
+    Interleaved,
+}
+
+/// How frequencies are stretched for longer contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        factor: f32,
+    },
+    /// Long wavelengths divided by `factor`, short ones kept, those between blended.
+    Llama3 {
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original_context: usize,
+    },
+    /// Each frequency divided by its own factor: `rope_freqs.weight` of a GGUF file, `head_size / 2` values.
+    Factors(Vec<f32>),
+}
+
+/// The rotary embedding of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    pub theta: f32,
+    pub pairing: RopePairing,
+    pub scaling: RopeScaling,
+}
+
+impl Rope {
+    /// Radians per position of each of the `head_size / 2` pairs, scaling applied.
+    pub fn inverse_frequencies(&self, head_size: usize) -> Vec<f32> {
+        (0..head_size / 2)
+            .map(|pair| {
+                let base = f64::from(self.theta).powf(-((2 * pair) as f64) / head_size as f64);
+                self.scaled(base, pair) as f32
+            })
+            .collect()
+    }
+
+    pub(crate) fn check(&self, head_size: usize) -> Result<(), ModelError> {
+        if !(self.theta.is_finite() && self.theta >= 1.0) {
+            return Err(ModelError::config("rope_theta", format!("{} is not a finite number of at least 1", self.theta)));
+        }
+        let positive = |key: &str, value: f32| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(ModelError::config(key, format!("{value} is not a finite positive number"))),
+        };
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope_scaling.factor", *factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                positive("rope_scaling.factor", *factor)?;
+                positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
+                positive("rope_scaling.high_freq_factor", *high_freq_factor)?;
+                if high_freq_factor <= low_freq_factor {
+                    return Err(ModelError::config(
+                        "rope_scaling.high_freq_factor",
+                        format!("{high_freq_factor} is not above low_freq_factor {low_freq_factor}"),
+                    ));
+                }
+                match original_context {
+                    0 => Err(ModelError::config("rope_scaling.original_max_position_embeddings", "is zero")),
+                    _ => Ok(()),
+                }
+            }
+            RopeScaling::Factors(factors) => {
+                if factors.len() != head_size / 2 {
+                    return Err(ModelError::tensor(
+                        "rope_freqs.weight",
+                        format!("has {} values, a head of {head_size} needs {}", factors.len(), head_size / 2),
+                    ));
+                }
+                factors.iter().try_for_each(|factor| positive("rope_freqs.weight", *factor))
+            }
+        }
+    }
+
+    fn scaled(&self, frequency: f64, pair: usize) -> f64 {
+        match &self.scaling {
+            RopeScaling::None => frequency,
+            RopeScaling::Linear { factor } => frequency / f64::from(*factor),
+            RopeScaling::Factors(factors) => frequency / factors.get(pair).copied().map_or(1.0, f64::from),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let (factor, low, high) =
+                    (f64::from(*factor), f64::from(*low_freq_factor), f64::from(*high_freq_factor));
+                // Turns that this pair makes within the context that the model was first trained on.
+                let turns = *original_context as f64 * frequency / (2.0 * PI);
+                if turns < low {
+                    frequency / factor
+                } else if turns > high {
+                    frequency
+                } else {
+                    let keep = (turns - low) / (high - low);
+                    (1.0 - keep) * frequency / factor + keep * frequency
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Rope {
+        Rope { theta: 10000.0, pairing: RopePairing::Halves, scaling }
+    }
+
+    #[test]
+    fn unscaled_frequencies_fall_from_one_to_almost_the_inverse_of_theta() {
+        let frequencies = rope(RopeScaling::None).inverse_frequencies(4);
+        assert_eq!(frequencies, vec![1.0, 0.01]);
+    }
+
+    #[test]
+    fn llama3_keeps_fast_pairs_divides_slow_ones_and_blends_between() {
+        let scaling =
+            RopeScaling::Llama3 { factor: 4.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 64 };
+        let plain = rope(RopeScaling::None).inverse_frequencies(16);
+        let scaled = rope(scaling).inverse_frequencies(16);
+        let ratios: Vec<f32> = plain.iter().zip(&scaled).map(|(a, b)| a / b).collect();
+        assert_eq!(ratios[0], 1.0);
+        assert!(ratios[1] > 1.0 && ratios[1] < 4.0, "{ratios:?}");
+        assert!((ratios[7] - 4.0).abs() < 1e-5, "{ratios:?}");
+        assert!(ratios.is_sorted());
+    }
+
+    #[test]
+    fn factors_must_be_positive_and_one_for_each_pair() {
+        assert!(rope(RopeScaling::Factors(vec![1.0; 3])).check(8).is_err());
+        assert!(rope(RopeScaling::Factors(vec![1.0, f32::NAN])).check(4).is_err());
+        assert!(rope(RopeScaling::Factors(vec![1.0, 8.0])).check(4).is_ok());
+        assert!(rope(RopeScaling::Linear { factor: 0.0 }).check(4).is_err());
+    }
+}

@@ -1,0 +1,75 @@
+//! What can go wrong between a file on disk and a row of logits.
+//!
+//! Invariant: every message names the file, key or tensor at fault and, where there is one, the way out.
+//! It knows nothing of requests or HTTP; callers map it.
+
+use std::path::PathBuf;
+
+use skep_kernels::KernelError;
+
+/// Why a model could not be read, understood or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The operating system refused.
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The path holds nothing that is a model.
+    #[error("{path} is not a model: {problem}", path = path.display())]
+    NotAModel { path: PathBuf, problem: String },
+    /// The file's structure is broken: truncated, out of range, contradictory.
+    #[error("{path} is damaged: {problem}", path = path.display())]
+    Malformed { path: PathBuf, problem: String },
+    /// A key of the configuration or metadata is missing or has an impossible value.
+    #[error("config key `{key}`: {problem}")]
+    Config { key: String, problem: String },
+    /// A key asks for something that exists but is not implemented.
+    #[error("config key `{key}` is {value}, which is not supported; supported: {supported}")]
+    Unsupported { key: String, value: String, supported: String },
+    /// A tensor is there but cannot be used.
+    #[error("tensor `{name}`: {problem}")]
+    Tensor { name: String, problem: String },
+    /// A tensor that the configuration calls for is not in the file.
+    #[error("tensor `{name}` is missing from {path}", path = path.display())]
+    TensorMissing { name: String, path: PathBuf },
+    /// The model has no tokenizer, and one is needed.
+    #[error("{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that carries one")]
+    TokenizerMissing { path: String },
+    /// The tokenizer's definition is broken, or it refused a text.
+    #[error("tokenizer: {problem}")]
+    Tokenizer { problem: String },
+    /// The chat template is broken, refused the messages, or ran past its bounds.
+    #[error("chat template: {problem}")]
+    Template { problem: String },
+    /// A batch, page table or row that the executor cannot run.
+    #[error("batch: {problem}")]
+    Batch { problem: String },
+    /// An option that cannot be met, such as a shard count that does not divide the heads.
+    #[error("{option}: {problem}")]
+    Option { option: String, problem: String },
+    /// An operation refused its arguments.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl ModelError {
+    pub(crate) fn config(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Config { key: key.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn unsupported(
+        key: impl Into<String>,
+        value: impl std::fmt::Display,
+        supported: impl Into<String>,
+    ) -> Self {
+        Self::Unsupported { key: key.into(), value: value.to_string(), supported: supported.into() }
+    }
+
+    pub(crate) fn tensor(name: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Tensor { name: name.into(), problem: problem.into() }
+    }
+}

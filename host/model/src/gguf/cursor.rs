@@ -1,0 +1,64 @@
+//! Reads little-endian values off a byte slice.
+//!
+//! Invariant: never reads past the end and never allocates. It knows no GGUF beyond how a string is written.
+
+/// A position in a file.
+pub(crate) struct Cursor<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0 }
+    }
+
+    pub(crate) fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The next `count` bytes, which hold `what`.
+    pub(crate) fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], String> {
+        let rest = &self.bytes[self.position..];
+        match usize::try_from(count).ok().and_then(|count| rest.get(..count)) {
+            Some(taken) => {
+                self.position += taken.len();
+                Ok(taken)
+            }
+            None => Err(format!(
+                "{what} needs {count} bytes at {}, and the file has {} left",
+                self.position,
+                rest.len()
+            )),
+        }
+    }
+
+    /// Refuses a claim of `count` items of at least `least_bytes` each that the rest of the file cannot hold.
+    pub(crate) fn fits(&self, count: u64, least_bytes: u64, what: &str) -> Result<(), String> {
+        let left = (self.bytes.len() - self.position) as u64;
+        match count.checked_mul(least_bytes) {
+            Some(bytes) if bytes <= left => Ok(()),
+            _ => Err(format!("it claims {count} {what}, and the file has only {left} bytes left")),
+        }
+    }
+
+    pub(crate) fn string(&mut self, what: &str) -> Result<&'a str, String> {
+        let at = self.position;
+        let length = self.u64(what)?;
+        let bytes = self.take(length, what)?;
+        std::str::from_utf8(bytes).map_err(|_| format!("{what} at {at} is not UTF-8"))
+    }
+
+    pub(crate) fn u32(&mut self, what: &str) -> Result<u32, String> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self, what: &str) -> Result<u64, String> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
+        let bytes = self.take(N as u64, what)?;
+        Ok(bytes.try_into().expect("take returned N bytes"))
+    }
+}

@@ -1,0 +1,64 @@
+//! A model file mapped into memory, read-only.
+//!
+//! Invariant: the mapping is private to this crate and never written through. Mapping a file is the one unsafe thing
+//! that this crate does: no kernel forbids another process to shorten a mapped file, and then a read faults. Model files
+//! are replaced by renaming, not rewritten in place.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::ModelError;
+
+/// The bytes of a file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    path: PathBuf,
+    bytes: Mmap,
+}
+
+impl Mapping {
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
+        let io = |source| ModelError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(ModelError::NotAModel { path: path.to_owned(), problem: "it is not a regular file".into() });
+        }
+        if metadata.len() == 0 {
+            return Err(ModelError::Malformed { path: path.to_owned(), problem: "the file is empty".into() });
+        }
+        // SAFETY: the mapping is read-only and lives as long as `Mapping`. Truncation by another process is excluded by
+        // the contract in the module's header.
+        #[allow(unsafe_code)]
+        let bytes = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Ok(Self { path: path.to_owned(), bytes })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets the system drop the pages; a later read fetches them from the file again.
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the mapping is file-backed and never written, so dropped pages come back with the same bytes.
+            #[allow(unsafe_code)]
+            let advised = unsafe { self.bytes.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            if let Err(error) = advised {
+                tracing::debug!(path = %self.path.display(), %error, "the mapping keeps its pages");
+            }
+        }
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}

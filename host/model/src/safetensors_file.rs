@@ -1,0 +1,58 @@
+//! One safetensors file: the `safetensors` crate reads the header, this module bounds it and finds each tensor's bytes.
+//!
+//! Invariant: every range that is handed out lies inside the file and fits its type and shape. It knows no names.
+
+use std::ops::Range;
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+use skep_kernels::DType;
+
+use crate::error::ModelError;
+
+/// A tensor's place in its file.
+#[derive(Debug)]
+pub(crate) struct FileTensor {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    /// Row-major, outermost first.
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Range<usize>,
+}
+
+/// Tensors of more dimensions have no use here.
+const MAX_DIMENSIONS: usize = 8;
+
+/// The directory of a safetensors file.
+pub(crate) fn parse(path: &Path, file: &[u8]) -> Result<Vec<FileTensor>, ModelError> {
+    let (header_bytes, metadata) = SafeTensors::read_metadata(file).map_err(|error| ModelError::Malformed {
+        path: path.to_owned(),
+        problem: format!("its safetensors header cannot be used: {error}; is it truncated?"),
+    })?;
+    let data_start = header_bytes + 8;
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let refuse = |problem: String| ModelError::tensor(&name, problem);
+        if info.shape.len() > MAX_DIMENSIONS {
+            return Err(refuse(format!("has {} dimensions; up to {MAX_DIMENSIONS} are allowed", info.shape.len())));
+        }
+        let (start, end) = info.data_offsets;
+        let bytes = match (data_start.checked_add(start), data_start.checked_add(end)) {
+            (Some(start), Some(end)) if start <= end && end <= file.len() => start..end,
+            _ => return Err(refuse(format!("its bytes {start}..{end} are outside the file"))),
+        };
+        tensors.push(FileTensor { name, dtype: info.dtype, shape: info.shape.clone(), bytes });
+    }
+    tensors.sort_by_key(|tensor| tensor.bytes.start);
+    Ok(tensors)
+}
+
+/// The weight format of a safetensors type, if it is one.
+pub(crate) fn weight_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}

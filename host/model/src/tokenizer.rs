@@ -1,0 +1,271 @@
+//! Text to token ids and back, with each token's exact bytes.
+//!
+//! Invariant: the bytes of a sequence are the concatenation of its tokens' bytes, so that text can be made token by
+//! token. Byte-level alphabets and byte-fallback tokens are undone once, when the tokenizer is loaded.
+
+mod decoder;
+mod gguf;
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use tokenizers::AddedToken;
+
+pub use decoder::TokenDecoder;
+
+use crate::error::ModelError;
+
+/// What to make of text that spells a special token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// It is that token.
+    Parse,
+    /// It is text: what users write cannot end their turn.
+    Literal,
+}
+
+/// A tokenizer; it never adds tokens of its own.
+pub struct Tokenizer {
+    parsing: tokenizers::Tokenizer,
+    /// The same one, blind to special tokens. Made when it is first needed.
+    literal: OnceLock<Box<tokenizers::Tokenizer>>,
+    tokens: Vec<Option<Token>>,
+}
+
+struct Token {
+    text: String,
+    bytes: Vec<u8>,
+    special: bool,
+}
+
+/// How a vocabulary spells bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spelling {
+    /// Each byte is one of 256 printable characters (GPT-2's table).
+    ByteLevel,
+    /// `▁` is a space and `<0xNN>` a byte (SentencePiece).
+    Metaspace,
+    Plain,
+}
+
+const MAX_VOCABULARY: usize = 1 << 22;
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, ModelError> {
+        let text = std::str::from_utf8(bytes).map_err(|error| broken(format!("tokenizer.json is not UTF-8: {error}")))?;
+        let tokenizer = tokenizers::Tokenizer::from_str(text)
+            .map_err(|error| broken(format!("tokenizer.json cannot be understood: {error}")))?;
+        Self::new(tokenizer)
+    }
+
+    fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, ModelError> {
+        // Truncation and padding are for training; a prompt is bounded by the model's context.
+        tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
+        tokenizer.with_padding(None);
+        let spelling = Spelling::of(&tokenizer);
+        let vocabulary = tokenizer.get_vocab(true);
+        let size = vocabulary.values().max().map_or(0, |last| *last as usize + 1);
+        if size == 0 || size > MAX_VOCABULARY {
+            return Err(broken(format!("the vocabulary has {size} ids; 1 to {MAX_VOCABULARY} are supported")));
+        }
+        let added = tokenizer.get_added_tokens_decoder();
+        let byte_of = byte_level_alphabet();
+        let mut tokens: Vec<Option<Token>> = std::iter::repeat_with(|| None).take(size).collect();
+        for (text, id) in vocabulary {
+            let added = added.get(&id);
+            let bytes = match added {
+                Some(added) => added.content.clone().into_bytes(),
+                None => spelling.bytes(&text, &byte_of),
+            };
+            tokens[id as usize] = Some(Token { text, bytes, special: added.is_some_and(|added| added.special) });
+        }
+        Ok(Tokenizer { parsing: tokenizer, literal: OnceLock::new(), tokens })
+    }
+
+    /// The ids of a text. No token is put before or after it.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, ModelError> {
+        let tokenizer = match special {
+            SpecialTokens::Parse => &self.parsing,
+            SpecialTokens::Literal => self.literal.get_or_init(|| {
+                let mut literal = self.parsing.clone();
+                literal.set_encode_special_tokens(true);
+                Box::new(literal)
+            }),
+        };
+        let encoding = tokenizer.encode_fast(text, false).map_err(|error| broken(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of the ids; bytes that are not UTF-8 become U+FFFD, and unknown ids nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for &id in ids {
+            if !(skip_special && self.is_special(id)) {
+                bytes.extend_from_slice(self.token_bytes(id).unwrap_or_default());
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What a token adds to the text. `None` for an id that has no token.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.token(id).map(|token| token.bytes.as_slice())
+    }
+
+    /// A token as the vocabulary spells it.
+    pub fn token_text(&self, id: u32) -> Option<&str> {
+        self.token(id).map(|token| token.text.as_str())
+    }
+
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        self.parsing.token_to_id(text)
+    }
+
+    /// Whether a token is markup rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| token.special)
+    }
+
+    /// One more than the largest id.
+    pub fn vocabulary_size(&self) -> usize {
+        self.tokens.len()
+    }
+
+    fn token(&self, id: u32) -> Option<&Token> {
+        self.tokens.get(id as usize)?.as_ref()
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.tokens.len())
+    }
+}
+
+impl Spelling {
+    /// Read off the decoder and pre-tokenizer, which say how the text was written.
+    fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
+        let described = [
+            serde_json::to_string(&tokenizer.get_decoder()).unwrap_or_default(),
+            serde_json::to_string(&tokenizer.get_pre_tokenizer()).unwrap_or_default(),
+        ];
+        let mentions = |name: &str| described.iter().any(|text| text.contains(name));
+        if mentions("\"ByteLevel\"") {
+            Spelling::ByteLevel
+        } else if mentions("\"ByteFallback\"") || mentions("\"Metaspace\"") {
+            Spelling::Metaspace
+        } else {
+            Spelling::Plain
+        }
+    }
+
+    fn bytes(self, text: &str, byte_of: &HashMap<char, u8>) -> Vec<u8> {
+        match self {
+            Spelling::Plain => text.as_bytes().to_vec(),
+            Spelling::Metaspace => match fallback_byte(text) {
+                Some(byte) => vec![byte],
+                None => text.replace('▁', " ").into_bytes(),
+            },
+            Spelling::ByteLevel => {
+                let bytes: Option<Vec<u8>> = text.chars().map(|c| byte_of.get(&c).copied()).collect();
+                bytes.unwrap_or_else(|| text.as_bytes().to_vec())
+            }
+        }
+    }
+}
+
+/// The byte of `<0xNN>`.
+fn fallback_byte(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
+}
+
+/// GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100 on.
+fn byte_level_alphabet() -> HashMap<char, u8> {
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => (char::from(byte), byte),
+            _ => {
+                next += 1;
+                (char::from_u32(next - 1).expect("U+0100 and the 67 after it are characters"), byte)
+            }
+        })
+        .collect()
+}
+
+fn special_token(content: &str, special: bool) -> AddedToken {
+    AddedToken::from(content, special).normalized(false)
+}
+
+fn broken(problem: String) -> ModelError {
+    ModelError::Tokenizer { problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Every byte a token, some merges, two special tokens.
+    pub(super) fn byte_level() -> Tokenizer {
+        let alphabet = byte_level_alphabet();
+        let mut vocabulary: serde_json::Map<String, serde_json::Value> =
+            alphabet.iter().map(|(c, byte)| (c.to_string(), json!(*byte))).collect();
+        for (id, merged) in ["he", "ll", "hell", "hello", "Ġh"].iter().enumerate() {
+            vocabulary.insert((*merged).to_owned(), json!(256 + id));
+        }
+        let json = json!({"version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "added_tokens": [
+                {"id": 261, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+                {"id": 262, "content": "<|start|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "post_processor": null,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": vocabulary, "merges": ["h e", "l l", "he ll", "hell o", "Ġ h"]}});
+        Tokenizer::from_json(json.to_string().as_bytes()).expect("a valid tokenizer")
+    }
+
+    #[test]
+    fn bytes_of_tokens_join_to_the_text() {
+        let tokenizer = byte_level();
+        for text in ["hello hello", "a\u{0}b\n\t", "naïve café ☕ 🐝", "   "] {
+            let ids = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
+            let joined: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap().to_vec()).collect();
+            assert_eq!(joined, text.as_bytes());
+            assert_eq!(tokenizer.decode(&ids, false), text);
+        }
+        assert_eq!(tokenizer.encode("hello", SpecialTokens::Parse).unwrap(), [259]);
+    }
+
+    #[test]
+    fn special_text_is_a_token_only_when_it_is_to_be_parsed() {
+        let tokenizer = byte_level();
+        assert_eq!(tokenizer.encode("<|end|>", SpecialTokens::Parse).unwrap(), [261]);
+        let literal = tokenizer.encode("x<|end|>", SpecialTokens::Literal).unwrap();
+        assert!(!literal.contains(&261));
+        assert_eq!(tokenizer.decode(&literal, true), "x<|end|>");
+        assert!(tokenizer.is_special(261) && !tokenizer.is_special(5));
+        assert_eq!(tokenizer.decode(&[259, 261], true), "hello");
+    }
+
+    #[test]
+    fn ids_outside_the_vocabulary_have_no_token() {
+        let tokenizer = byte_level();
+        assert_eq!(tokenizer.vocabulary_size(), 263);
+        assert_eq!(tokenizer.token_bytes(9999), None);
+        assert_eq!(tokenizer.decode(&[9999], false), "");
+    }
+
+    #[test]
+    fn a_broken_definition_is_an_error() {
+        for text in ["", "{}", "[1]", "{\"model\": {\"type\": \"BPE\"}}"] {
+            assert!(matches!(Tokenizer::from_json(text.as_bytes()), Err(ModelError::Tokenizer { .. })), "{text}");
+        }
+        assert!(Tokenizer::from_json(&[0xff, 0xfe]).is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! Checks a converted model against logits that came with it.
+//!
+//! A folder's `expected.safetensors` holds `input_ids` [n] (i64) and `logits` [n, vocabulary] (f32) of an independent
+//! implementation in float32. The model runs the ids through the same executor that serves requests, with float32 keys
+//! and values, in chunks, so that paging and chunking are part of what is checked.
+
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+
+use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use crate::checkpoint::Checkpoint;
+use crate::error::ModelError;
+use crate::executor::{CpuExecutor, Executor, ExecutorOptions, KvDtype};
+use skep_kernels::Isa;
+
+/// The largest relative error of a right implementation in float32.
+pub const TOLERANCE: f64 = 1e-3;
+const EXPECTED_FILE: &str = "expected.safetensors";
+const MAX_EXPECTED_BYTES: u64 = 4 << 30;
+
+/// How to run the check.
+#[derive(Clone, Debug)]
+pub struct VerifyOptions {
+    pub threads: Option<usize>,
+    pub isa: Option<Isa>,
+    pub tensor_parallel: usize,
+    pub pipeline_parallel: usize,
+    /// Tokens that are computed at once.
+    pub chunk: usize,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> Self {
+        VerifyOptions { threads: None, isa: None, tensor_parallel: 1, pipeline_parallel: 1, chunk: 32 }
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verification {
+    pub tokens: usize,
+    /// The largest difference, by the largest expected magnitude.
+    pub max_relative_error: f64,
+    pub mean_abs_error: f64,
+    /// Share of the positions whose likeliest token is the expected one.
+    pub argmax_agreement: f64,
+    /// Whether the largest error is within [`TOLERANCE`].
+    pub passed: bool,
+}
+
+/// Runs the check of the model in the folder `path`.
+pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, ModelError> {
+    let checkpoint = Checkpoint::open(path)?;
+    let expected = Expected::read(path, checkpoint.config().vocabulary_size)?;
+    let tokens = expected.ids.len();
+    if tokens > checkpoint.config().context_length {
+        let problem = format!("has {tokens} ids; the model's context is {}", checkpoint.config().context_length);
+        return Err(ModelError::tensor("input_ids", problem));
+    }
+    if options.chunk == 0 {
+        return Err(ModelError::Option { option: "chunk".into(), problem: "must be at least 1".into() });
+    }
+    let chunk = options.chunk.min(tokens);
+    let mut executor = CpuExecutor::load(
+        &checkpoint,
+        ExecutorOptions {
+            threads: options.threads,
+            isa: options.isa,
+            kv: KvDtype::F32,
+            kv_tokens: tokens,
+            max_batch_tokens: chunk,
+            max_logit_rows: chunk,
+            max_sequences: 1,
+            tensor_parallel: options.tensor_parallel,
+            pipeline_parallel: options.pipeline_parallel,
+        },
+    )?;
+    let mut comparison = Comparison::default();
+    for start in (0..tokens).step_by(chunk) {
+        let end = (start + chunk).min(tokens);
+        executor.forward(&Batch {
+            sequences: vec![BatchSequence {
+                tokens: expected.ids[start..end].to_vec(),
+                start,
+                pages: (0..end.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect(),
+                logits: LogitsWanted::All,
+            }],
+        })?;
+        for row in 0..end - start {
+            comparison.add(executor.logits(row)?, expected.row(start + row));
+        }
+    }
+    Ok(comparison.result(tokens))
+}
+
+struct Expected {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+    vocabulary_size: usize,
+}
+
+impl Expected {
+    fn read(folder: &Path, vocabulary_size: usize) -> Result<Self, ModelError> {
+        let path = folder.join(EXPECTED_FILE);
+        let io = |source| ModelError::Io { path: path.clone(), source };
+        let length = std::fs::metadata(&path).map_err(io)?.len();
+        if length > MAX_EXPECTED_BYTES {
+            let problem = format!("it has {length} bytes; at most {MAX_EXPECTED_BYTES} are supported");
+            return Err(ModelError::Malformed { path, problem });
+        }
+        let bytes = std::fs::read(&path).map_err(io)?;
+        let file = SafeTensors::deserialize(&bytes)
+            .map_err(|error| ModelError::Malformed { path: path.clone(), problem: error.to_string() })?;
+        let tensor = |name: &str, dtype: Dtype| {
+            let missing = |_| ModelError::TensorMissing { name: name.to_owned(), path: path.clone() };
+            let tensor = file.tensor(name).map_err(missing)?;
+            match tensor.dtype() == dtype {
+                true => Ok(tensor),
+                false => Err(ModelError::tensor(name, format!("is {:?}; {dtype:?} is expected", tensor.dtype()))),
+            }
+        };
+        let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
+        if ids.shape().len() != 1 || ids.shape()[0] == 0 {
+            return Err(ModelError::tensor("input_ids", format!("has the shape {:?}; [n] is expected", ids.shape())));
+        }
+        let wanted = [ids.shape()[0], vocabulary_size];
+        if logits.shape() != wanted {
+            let problem = format!("has the shape {:?}; {wanted:?} is expected", logits.shape());
+            return Err(ModelError::tensor("logits", problem));
+        }
+        let ids = ids.data().chunks_exact(8).map(|bytes| {
+            let id = i64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            u32::try_from(id).ok().filter(|id| (*id as usize) < vocabulary_size).ok_or_else(|| {
+                ModelError::tensor("input_ids", format!("holds {id}; the vocabulary has {vocabulary_size} ids"))
+            })
+        });
+        let logits = logits.data().chunks_exact(4);
+        Ok(Expected {
+            ids: ids.collect::<Result<_, _>>()?,
+            logits: logits.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect(),
+            vocabulary_size,
+        })
+    }
+
+    fn row(&self, position: usize) -> &[f32] {
+        &self.logits[position * self.vocabulary_size..][..self.vocabulary_size]
+    }
+}
+
+#[derive(Default)]
+struct Comparison {
+    largest_error: f64,
+    largest_expected: f64,
+    error_sum: f64,
+    values: usize,
+    agreements: usize,
+    not_a_number: bool,
+}
+
+impl Comparison {
+    fn add(&mut self, ours: &[f32], expected: &[f32]) {
+        for (ours, expected) in ours.iter().zip(expected) {
+            let error = (f64::from(*ours) - f64::from(*expected)).abs();
+            self.not_a_number |= error.is_nan();
+            self.largest_error = self.largest_error.max(error);
+            self.largest_expected = self.largest_expected.max(f64::from(expected.abs()));
+            self.error_sum += error;
+            self.values += 1;
+        }
+        self.agreements += usize::from(likeliest(ours) == likeliest(expected));
+    }
+
+    fn result(&self, tokens: usize) -> Verification {
+        let relative = self.largest_error / self.largest_expected.max(f64::MIN_POSITIVE);
+        let max_relative_error = if self.not_a_number { f64::INFINITY } else { relative };
+        Verification {
+            tokens,
+            max_relative_error,
+            mean_abs_error: self.error_sum / self.values.max(1) as f64,
+            argmax_agreement: self.agreements as f64 / tokens.max(1) as f64,
+            passed: max_relative_error <= TOLERANCE,
+        }
+    }
+}
+
+fn likeliest(logits: &[f32]) -> Option<usize> {
+    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
+    }
+
+    #[test]
+    fn tiny_models_of_every_architecture_match_their_reference() {
+        for name in ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"] {
+            for (threads, chunk) in [(1, 97), (2, 16), (2, 1), (1, 7)] {
+                let options = VerifyOptions { threads: Some(threads), chunk, ..VerifyOptions::default() };
+                let result = verify(&fixture(name), options).unwrap();
+                assert!(result.passed, "{name}, {threads} threads, chunks of {chunk}: {result:?}");
+                assert_eq!(result.tokens, 97);
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_without_expectations_or_with_a_wrong_shape_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("skep-verify-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(fixture("llama-gqa").join(file), folder.join(file)).unwrap();
+        }
+        assert!(matches!(verify(&folder, VerifyOptions::default()), Err(ModelError::Io { .. })));
+        std::fs::copy(folder.join("model.safetensors"), folder.join(EXPECTED_FILE)).unwrap();
+        assert!(matches!(verify(&folder, VerifyOptions::default()), Err(ModelError::TensorMissing { .. })));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
