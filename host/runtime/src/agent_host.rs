@@ -41,12 +41,18 @@ struct Inner {
 impl AgentHost {
     /// Starts the engine for components and compiles the agents that the store holds. One that does not compile any
     /// more is listed by [`AgentHost::failed_agents`] and does not keep the others from starting.
-    pub async fn start(store: Store, models: ModelSet, options: RuntimeOptions) -> Result<Self, RuntimeError> {
+    pub async fn start(
+        store: Store,
+        models: ModelSet,
+        options: RuntimeOptions,
+    ) -> Result<Self, RuntimeError> {
         let services = Arc::new(Services::start(store, models, &options)?);
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
-        Ok(AgentHost { inner: Arc::new(Inner { services, sessions, max_agents: options.max_agents, deploying }) })
+        Ok(AgentHost {
+            inner: Arc::new(Inner { services, sessions, max_agents: options.max_agents, deploying }),
+        })
     }
 
     /// Deploys an agent. One of this name is replaced when everything is known to be right; its sessions go on with
@@ -137,7 +143,10 @@ impl AgentHost {
         let mut conversations: Vec<StoredConversation> = Vec::new();
         for row in &snapshot.conversations {
             let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
-                message: format!("conversation {:?} of session {agent}/{session} is unreadable: {error}", row.name),
+                message: format!(
+                    "conversation {:?} of session {agent}/{session} is unreadable: {error}",
+                    row.name
+                ),
             })?;
             conversations.push(conversation);
         }
@@ -205,9 +214,10 @@ fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
         return invalid(format!("the text has {bytes} bytes; {MAX_MESSAGE_BYTES} are allowed"));
     }
     match &invocation.idempotency_key {
-        Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => {
-            invalid(format!("an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}", key.len()))
-        }
+        Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => invalid(format!(
+            "an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
+            key.len()
+        )),
         _ => Ok(()),
     }
 }

@@ -93,12 +93,14 @@ impl Compiler {
             TurnLog::new(manifest.name.as_str(), "", 0),
             MemoryLimiter::new(limits.memory_mb),
         );
-        let (described, mut context) = instance::describe(&self.wasm.engine, &pre, &limits, context).await;
+        let (described, mut context) = instance::describe(&self.wasm, &pre, &limits, context).await;
         let handler::Description { description, tools } =
             described.map_err(|error| broken(format!("it cannot describe itself: {error}")))?;
         if description.len() > MAX_DESCRIPTION_BYTES {
             let size = description.len();
-            return Err(broken(format!("its description has {size} bytes; {MAX_DESCRIPTION_BYTES} are allowed")));
+            return Err(broken(format!(
+                "its description has {size} bytes; {MAX_DESCRIPTION_BYTES} are allowed"
+            )));
         }
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
         let model = engine.info().name.clone();
@@ -108,7 +110,10 @@ impl Compiler {
 
     fn prepare(&self, bytes: &[u8], grants: crate::Grants) -> Result<AgentPre<TurnContext>, String> {
         if bytes.starts_with(b"\0asm\x01\0\0\0") {
-            return Err("it is a core WebAssembly module, not a component; `skep build` makes a component of it".into());
+            return Err(
+                "it is a core WebAssembly module, not a component; `skep build` makes a component of it"
+                    .into(),
+            );
         }
         let engine = &self.wasm.engine;
         let component = Component::from_binary(engine, bytes).map_err(|error| format!("{error:#}"))?;
@@ -145,7 +150,9 @@ impl Deployed {
 
 fn check_exports(component: &Component) -> Result<(), String> {
     let Some(handler) = component.get_export_index(None, HANDLER) else {
-        return Err(format!("it does not export {HANDLER}; build it with skep-sdk, or for the WIT world skep:agent/agent"));
+        return Err(format!(
+            "it does not export {HANDLER}; build it with skep-sdk, or for the WIT world skep:agent/agent"
+        ));
     };
     for function in HANDLER_FUNCTIONS {
         if component.get_export_index(Some(&handler), function).is_none() {

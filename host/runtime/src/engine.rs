@@ -4,14 +4,14 @@
 
 use crate::{RuntimeError, RuntimeOptions};
 use std::{
-    sync::{Arc, mpsc},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// How often a running guest gives way to others and its limits are looked at.
-pub(crate) const TICK: Duration = Duration::from_millis(5);
+const TICK: Duration = Duration::from_millis(1);
 /// Core instances, memories and tables that one component may have.
 pub(crate) const CORE_INSTANCES_PER_AGENT: u32 = 16;
 pub(crate) const MEMORIES_PER_AGENT: u32 = 4;
@@ -23,7 +23,7 @@ pub(crate) const TABLE_ELEMENTS: usize = 100_000;
 #[derive(Clone)]
 pub(crate) struct WasmEngine {
     pub(crate) engine: Engine,
-    _ticker: Arc<Ticker>,
+    ticker: Arc<Ticker>,
 }
 
 impl WasmEngine {
@@ -44,7 +44,13 @@ impl WasmEngine {
                 })?
             }
         };
-        Ok(WasmEngine { _ticker: Arc::new(Ticker::start(engine.clone())?), engine })
+        Ok(WasmEngine { ticker: Arc::new(Ticker::start(engine.clone())?), engine })
+    }
+
+    /// While a guest runs, its caller holds this.
+    pub(crate) fn tick(&self) -> Ticking {
+        self.ticker.shared.change(|state| state.guests += 1);
+        Ticking(self.ticker.shared.clone())
     }
 }
 
@@ -85,32 +91,78 @@ fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
     pool
 }
 
-/// A thread that advances the engine's epoch.
+/// A thread that advances the engine's epoch while any guest runs.
 struct Ticker {
-    stop: Option<mpsc::Sender<()>>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
+#[derive(Default)]
+struct Shared {
+    state: Mutex<TickerState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TickerState {
+    guests: usize,
+    stopped: bool,
+}
+
+/// The epoch advances until this is dropped.
+pub(crate) struct Ticking(Arc<Shared>);
+
 impl Ticker {
     fn start(engine: Engine) -> Result<Self, RuntimeError> {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let thread = std::thread::Builder::new()
-            .name("skep-epoch".into())
-            .spawn(move || {
-                while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TICK) {
-                    engine.increment_epoch();
-                }
-            })
-            .map_err(|error| RuntimeError::Internal {
-                message: format!("the thread that interrupts guests does not start: {error}"),
-            })?;
-        Ok(Ticker { stop: Some(stop), thread: Some(thread) })
+        let shared = Arc::new(Shared::default());
+        let seen = shared.clone();
+        let thread = std::thread::Builder::new().name("skep-epoch".into()).spawn(move || {
+            while seen.wait_for_guest() {
+                std::thread::sleep(TICK);
+                engine.increment_epoch();
+            }
+        });
+        let thread = thread.map_err(|error| RuntimeError::Internal {
+            message: format!("the thread that interrupts guests does not start: {error}"),
+        })?;
+        Ok(Ticker { shared, thread: Some(thread) })
+    }
+}
+
+impl Shared {
+    /// False when there will be none.
+    fn wait_for_guest(&self) -> bool {
+        let mut state = self.lock();
+        while state.guests == 0 && !state.stopped {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.stopped
+    }
+
+    fn change(&self, change: impl FnOnce(&mut TickerState)) {
+        let mut state = self.lock();
+        let idle = state.guests == 0;
+        change(&mut state);
+        drop(state);
+        if idle {
+            self.changed.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TickerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ticking {
+    fn drop(&mut self) {
+        self.0.change(|state| state.guests -= 1);
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.stop = None;
+        self.shared.change(|state| state.stopped = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -33,7 +33,9 @@ pub enum RuntimeError {
     /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
     #[error("limit {limit} exceeded: {message}")]
     LimitExceeded { limit: &'static str, message: String },
-    #[error("the turn did not end before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's own")]
+    #[error(
+        "the turn did not end before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's own"
+    )]
     DeadlineExceeded,
     #[error("the turn was cancelled")]
     Cancelled,

@@ -173,11 +173,7 @@ mod tests {
         }
         assert_eq!(
             seen,
-            [
-                RunEvent::Started { turn: 1 },
-                RunEvent::Delta { text: "ab".into() },
-                RunEvent::Done(outcome())
-            ]
+            [RunEvent::Started { turn: 1 }, RunEvent::Delta { text: "ab".into() }, RunEvent::Done(outcome())]
         );
     }
 

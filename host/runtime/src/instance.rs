@@ -14,11 +14,12 @@ use crate::{
     bindings::{Agent, handler},
     capability::TurnContext,
     component::Deployed,
+    engine::WasmEngine,
 };
 use cpu::{CpuMeter, Metered};
 use std::{sync::Arc, time::Instant};
 use verdict::{LimitTrap, Verdict};
-use wasmtime::{Engine, Store, UpdateDeadline};
+use wasmtime::{Store, UpdateDeadline};
 
 /// Of strings and lists that a guest passes in one call.
 const MAX_CALL_BYTES: usize = 32 << 20;
@@ -27,13 +28,13 @@ const MAX_HANDLES: usize = 4_096;
 
 /// Asks a component what it is.
 pub(crate) async fn describe(
-    engine: &Engine,
+    wasm: &WasmEngine,
     pre: &crate::bindings::AgentPre<TurnContext>,
     limits: &Limits,
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
     let deadline = Instant::now() + std::time::Duration::from_millis(limits.turn_ms.into());
-    call(engine, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
+    call(wasm, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
         agent.skep_agent_handler().call_describe(accessor).await
     })
     .await
@@ -41,21 +42,21 @@ pub(crate) async fn describe(
 
 /// Runs one turn, until it ends, its deadline comes or `stop` resolves.
 pub(crate) async fn on_message(
-    engine: &Engine,
+    wasm: &WasmEngine,
     agent: &Arc<Deployed>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
     message: handler::Message,
 ) -> (Result<Result<handler::Reply, handler::AgentError>, RuntimeError>, TurnContext) {
-    call(engine, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
+    call(wasm, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
         agent.skep_agent_handler().call_on_message(accessor, message).await
     })
     .await
 }
 
 async fn call<R: Send + 'static>(
-    engine: &Engine,
+    wasm: &WasmEngine,
     pre: &crate::bindings::AgentPre<TurnContext>,
     limits: &Limits,
     deadline: Instant,
@@ -64,7 +65,7 @@ async fn call<R: Send + 'static>(
     body: impl AsyncFnOnce(&Agent, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<R, RuntimeError>, TurnContext) {
     let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
-    let mut store = Store::new(engine, context);
+    let mut store = Store::new(&wasm.engine, context);
     store.limiter(|context| &mut context.memory);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     store.set_max_component_handles(MAX_HANDLES);
@@ -77,6 +78,7 @@ async fn call<R: Send + 'static>(
         }
         Ok(UpdateDeadline::Yield(1))
     });
+    let ticking = wasm.tick();
     let run = async {
         let agent = pre.instantiate_async(&mut store).await?;
         store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
@@ -87,6 +89,7 @@ async fn call<R: Send + 'static>(
         }
         () = stop => Err(RuntimeError::Cancelled),
     };
+    drop(ticking);
     let mut context = store.into_data();
     context.close();
     let result = match ended {

@@ -42,12 +42,27 @@ pub struct HttpOrigin {
 /// Something that happened in a turn, in order. `Done` is the last one, and comes after the commit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunEvent {
-    Started { turn: u64 },
-    Delta { text: String },
-    ToolCall { id: String, name: String, arguments: Value },
-    ToolResult { id: String, name: String, outcome: Result<Value, String> },
+    Started {
+        turn: u64,
+    },
+    Delta {
+        text: String,
+    },
+    ToolCall {
+        id: String,
+        name: String,
+        arguments: Value,
+    },
+    ToolResult {
+        id: String,
+        name: String,
+        outcome: Result<Value, String>,
+    },
     /// After each generation.
-    Generation { usage: Usage, timing: Timing },
+    Generation {
+        usage: Usage,
+        timing: Timing,
+    },
     Done(Outcome),
 }
 

@@ -41,13 +41,7 @@ const DEFAULT: Limits =
 impl Default for Limits {
     /// The ceilings of an operator who sets none.
     fn default() -> Self {
-        Limits {
-            memory_mb: 256,
-            cpu_ms: 30_000,
-            turn_ms: 600_000,
-            tokens_per_turn: 32_768,
-            state_kb: 16_384,
-        }
+        Limits { memory_mb: 256, cpu_ms: 30_000, turn_ms: 600_000, tokens_per_turn: 32_768, state_kb: 16_384 }
     }
 }
 

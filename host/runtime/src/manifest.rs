@@ -213,7 +213,8 @@ tokens_per_turn = 512
 
     #[test]
     fn a_word_that_resembles_nothing_gets_no_suggestion() {
-        let message = Manifest::from_toml("name = \"a\"\nxylophones_everywhere = 1").expect_err("unknown").to_string();
+        let message =
+            Manifest::from_toml("name = \"a\"\nxylophones_everywhere = 1").expect_err("unknown").to_string();
         assert!(!message.contains("did you mean"), "{message}");
     }
 }

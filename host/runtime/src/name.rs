@@ -6,7 +6,8 @@ use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-const AGENT_NAME_RULE: &str = "an agent's name has 1 to 64 of the characters a-z, 0-9 and -, and begins with a letter";
+const AGENT_NAME_RULE: &str =
+    "an agent's name has 1 to 64 of the characters a-z, 0-9 and -, and begins with a letter";
 const SESSION_ID_RULE: &str = "a session's id has 1 to 128 visible ASCII characters without /";
 
 /// The name of an agent.

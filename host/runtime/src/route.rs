@@ -63,9 +63,9 @@ impl Route {
             Segment::Literal(first) if RESERVED.contains(&first.as_str()) => {
                 fail(format!("would shadow the host's own /{first}; begin it with another word"))
             }
-            Segment::Parameter(_) => {
-                fail("begins with a parameter and would shadow the host's own paths; begin it with a word".into())
-            }
+            Segment::Parameter(_) => fail(
+                "begins with a parameter and would shadow the host's own paths; begin it with a word".into(),
+            ),
             Segment::Literal(_) => Ok(Route { text: text.to_owned(), segments }),
         }
     }
@@ -166,7 +166,9 @@ mod tests {
         let route = Route::parse("/shop/{session}/ask/{topic}").expect("valid");
         let pairs = route.parameters("/shop/a%20b/ask/tea").expect("matches");
         assert_eq!(pairs, [("session".into(), "a b".into()), ("topic".into(), "tea".into())]);
-        for other in ["/shop/a/ask", "/shop//ask/x", "/shop/a/tell/x", "/shop/%zz/ask/x", "/shop/%ff/ask/x", "shop"] {
+        for other in
+            ["/shop/a/ask", "/shop//ask/x", "/shop/a/tell/x", "/shop/%zz/ask/x", "/shop/%ff/ask/x", "shop"]
+        {
             assert_eq!(route.parameters(other), None, "{other}");
         }
     }

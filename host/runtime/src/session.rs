@@ -46,7 +46,7 @@ struct Loaded {
     /// Commands that wait or run.
     pending: Arc<AtomicUsize>,
     used_at: Instant,
-    _alive: watch::Sender<()>,
+    alive: watch::Sender<()>,
 }
 
 /// A command that counts as pending until it is dropped.
@@ -83,7 +83,10 @@ impl Sessions {
         session.used_at = Instant::now();
         let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
         session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
-            message: format!("{} messages wait in session {}/{} already", self.mailbox, key.agent, key.session),
+            message: format!(
+                "{} messages wait in session {}/{} already",
+                self.mailbox, key.agent, key.session
+            ),
             retry_after_ms: RETRY_AFTER_MS,
         })
     }
@@ -102,16 +105,10 @@ impl Sessions {
     }
 
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
-        let mut mailboxes = Vec::new();
-        self.lock().retain(|key, session| {
-            let stays = !which(key);
-            if !stays {
-                mailboxes.push(session.mailbox.downgrade());
-            }
-            stays
-        });
-        for mailbox in mailboxes.iter().filter_map(mpsc::WeakSender::upgrade) {
-            // The actor sees that its handle is gone, although this sender is there for another moment.
+        let ended: Vec<Loaded> =
+            self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();
+        for Loaded { mailbox, alive, .. } in ended {
+            drop(alive);
             mailbox.closed().await;
         }
     }
@@ -132,7 +129,7 @@ impl Sessions {
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let actor = Actor::new(services.clone(), sessions, key, gone);
         tokio::spawn(actor.run(receiver, self.idle));
-        Loaded { mailbox, pending: Arc::default(), used_at: Instant::now(), _alive: alive }
+        Loaded { mailbox, pending: Arc::default(), used_at: Instant::now(), alive }
     }
 
     /// Retires those unused for longest, some at once so that the next ones find room without a search.

@@ -85,7 +85,9 @@ impl Tool {
         }
         if tool.description.len() > MAX_DESCRIPTION_BYTES {
             let size = tool.description.len();
-            return Err(format!("its description has {size} bytes; at most {MAX_DESCRIPTION_BYTES} are allowed"));
+            return Err(format!(
+                "its description has {size} bytes; at most {MAX_DESCRIPTION_BYTES} are allowed"
+            ));
         }
         let (input_schema, input) = schema("input", &tool.input_schema)?;
         if !input_schema.is_object() || input_schema.get("type").is_some_and(|kind| kind != "object") {
@@ -111,7 +113,10 @@ pub(crate) fn validator(schema: &Value) -> Result<Validator, String> {
 
 fn schema(which: &str, text: &str) -> Result<(Value, Validator), String> {
     if text.len() > MAX_SCHEMA_BYTES {
-        return Err(format!("its {which} schema has {} bytes; at most {MAX_SCHEMA_BYTES} are allowed", text.len()));
+        return Err(format!(
+            "its {which} schema has {} bytes; at most {MAX_SCHEMA_BYTES} are allowed",
+            text.len()
+        ));
     }
     let value: Value =
         serde_json::from_str(text).map_err(|error| format!("its {which} schema is not JSON: {error}"))?;

@@ -50,7 +50,11 @@ pub(crate) struct InstancePlace<'a> {
 }
 
 impl Services {
-    pub(super) fn start(store: Store, models: ModelSet, options: &RuntimeOptions) -> Result<Self, RuntimeError> {
+    pub(super) fn start(
+        store: Store,
+        models: ModelSet,
+        options: &RuntimeOptions,
+    ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
         let compiler =
             Compiler::new(wasm.clone(), models.clone(), options.ceilings, options.max_component_bytes)?;
@@ -112,12 +116,16 @@ impl Services {
         let agents = self.read();
         let name = manifest.name.as_str();
         if !agents.contains_key(name) && agents.len() >= max_agents {
-            let message = format!("{max_agents} agents are deployed, as many as the host takes; delete one first");
+            let message =
+                format!("{max_agents} agents are deployed, as many as the host takes; delete one first");
             return Err(RuntimeError::LimitExceeded { limit: "max_agents", message });
         }
-        for other in agents.values().filter_map(Slot::ready).filter(|other| other.manifest.name.as_str() != name) {
+        for other in
+            agents.values().filter_map(Slot::ready).filter(|other| other.manifest.name.as_str() != name)
+        {
             for trigger in &manifest.trigger.http {
-                if let Some(taken) = other.manifest.trigger.http.iter().find(|taken| taken.conflicts(trigger)) {
+                if let Some(taken) = other.manifest.trigger.http.iter().find(|taken| taken.conflicts(trigger))
+                {
                     return Err(RuntimeError::Route {
                         agent: name.to_owned(),
                         route: trigger.route.to_string(),
@@ -181,14 +189,15 @@ impl Services {
         agents.values().filter_map(Slot::ready).find_map(|agent| {
             let mut triggers = agent.manifest.trigger.http.iter().filter(|trigger| trigger.method == method);
             let parameters = triggers.find_map(|trigger| trigger.route.parameters(path))?;
-            let session = parameters.iter().find(|(name, _)| name == "session").map(|(_, value)| value.clone());
+            let session =
+                parameters.iter().find(|(name, _)| name == "session").map(|(_, value)| value.clone());
             let session = session.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
             Some(RouteMatch { agent: agent.manifest.name.to_string(), session, parameters })
         })
     }
 
-    pub(crate) fn engine(&self) -> &wasmtime::Engine {
-        &self.wasm.engine
+    pub(crate) fn wasm(&self) -> &WasmEngine {
+        &self.wasm
     }
 
     /// Waits for a place to run an instance in.

@@ -125,7 +125,8 @@ impl ConversationSet {
 
     fn check_new(&self, name: &str) -> Result<(), Error> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            let message = format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len());
+            let message =
+                format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len());
             return Err(Error::InvalidArgument(message));
         }
         let fresh = self.opened.keys().filter(|name| !self.committed.contains_key(*name)).count();
@@ -174,7 +175,10 @@ impl Conversation {
             return None;
         }
         let messages = inner.transcript.messages().iter().rev();
-        messages.flat_map(|message| &message.tool_calls).find(|call| call.id == id).map(|call| call.name.clone())
+        messages
+            .flat_map(|message| &message.tool_calls)
+            .find(|call| call.id == id)
+            .map(|call| call.name.clone())
     }
 
     pub(crate) fn clear(&self) {
@@ -208,7 +212,8 @@ impl Conversation {
             return Ok(inner);
         }
         Err(Error::InvalidArgument(
-            "a generation of this conversation is running; await it first, or fork the conversation before".into(),
+            "a generation of this conversation is running; await it first, or fork the conversation before"
+                .into(),
         ))
     }
 

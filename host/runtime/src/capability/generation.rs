@@ -5,7 +5,7 @@
 
 use super::{
     budget::{Reservation, Turn},
-    conversation::Conversation,
+    conversation::{Conversation, Generating},
     text_stream::TextSink,
 };
 use crate::{
@@ -27,42 +27,59 @@ const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 
-/// Generates the next message of a conversation and appends it. The text also goes to `sink` as it comes.
-pub(crate) async fn converse(
+/// A generation of a conversation's next message that has begun.
+pub(crate) struct Begun {
     turn: Arc<Turn>,
-    conversation: Conversation,
+    generating: Generating,
+    stream: ChatStream,
+    reservation: Reservation,
+    visible: bool,
+    /// Cut off, it is worth nothing.
+    must_complete: bool,
+}
+
+/// Takes the conversation and submits the request; what is wrong with the request is known at once.
+pub(crate) fn begin(
+    turn: Arc<Turn>,
+    conversation: &Conversation,
     options: GenerateOptions,
-    sink: Option<TextSink>,
-) -> Result<inference::Generation, Error> {
+) -> Result<Begun, Error> {
     let visible = options.visible;
     let mut chat = chat_options(&turn, options)?;
     let (generating, transcript) = conversation.begin()?;
     let reservation = turn.reserve(asked(chat.max_tokens))?;
     chat.max_tokens = Some(reservation.max_tokens as usize);
-    let must_complete = chat.output.is_some() || matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-
+    let must_call = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+    let must_complete = must_call || chat.output.is_some();
     let stream = transcript.generate(&conversation.engine, chat).map_err(engine_error)?;
-    drop(transcript);
-    let (outcome, call_cut_off) = follow(&turn, stream, reservation, visible, sink).await?;
-    if outcome.finish == ChatFinish::Length && (must_complete || call_cut_off) {
-        return Err(Error::Truncated);
+    Ok(Begun { turn, generating, stream, reservation, visible, must_complete })
+}
+
+impl Begun {
+    /// Generates the message and appends it. The text also goes to `sink` as it comes.
+    pub(crate) async fn finish(self, sink: Option<TextSink>) -> Result<inference::Generation, Error> {
+        let Begun { turn, generating, stream, reservation, visible, must_complete } = self;
+        let (outcome, call_cut_off) = follow(&turn, stream, reservation, visible, sink).await?;
+        if outcome.finish == ChatFinish::Length && (must_complete || call_cut_off) {
+            return Err(Error::Truncated);
+        }
+        let calls = validate_calls(&turn, &outcome.tool_calls)?;
+        generating.commit(&outcome)?;
+        for (call, arguments) in outcome.tool_calls.iter().zip(calls) {
+            turn.events.push(RunEvent::ToolCall { id: call.id.clone(), name: call.name.clone(), arguments });
+        }
+        Ok(inference::Generation {
+            text: outcome.text,
+            tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
+            finish: match outcome.finish {
+                ChatFinish::Stop => inference::FinishReason::Stop,
+                ChatFinish::Length => inference::FinishReason::Length,
+                ChatFinish::ToolCalls => inference::FinishReason::ToolCalls,
+            },
+            usage: usage(&outcome.usage),
+            timing: timing(&outcome.timing),
+        })
     }
-    let calls = validate_calls(&turn, &outcome.tool_calls)?;
-    generating.commit(&outcome)?;
-    for (call, arguments) in outcome.tool_calls.iter().zip(calls) {
-        turn.events.push(RunEvent::ToolCall { id: call.id.clone(), name: call.name.clone(), arguments });
-    }
-    Ok(inference::Generation {
-        text: outcome.text,
-        tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
-        finish: match outcome.finish {
-            ChatFinish::Stop => inference::FinishReason::Stop,
-            ChatFinish::Length => inference::FinishReason::Length,
-            ChatFinish::ToolCalls => inference::FinishReason::ToolCalls,
-        },
-        usage: usage(&outcome.usage),
-        timing: timing(&outcome.timing),
-    })
 }
 
 /// Continues a text.
@@ -77,7 +94,8 @@ pub(crate) async fn complete(
     }
     let visible = options.visible;
     let chat = chat_options(&turn, options)?;
-    let mut tokens = engine.tokenizer().encode(&prompt, SpecialTokens::Parse).map_err(|e| engine_error(e.into()))?;
+    let mut tokens =
+        engine.tokenizer().encode(&prompt, SpecialTokens::Parse).map_err(|e| engine_error(e.into()))?;
     let info = engine.info();
     if info.add_bos
         && let Some(bos) = info.bos
@@ -170,7 +188,9 @@ fn append(turn: &Turn, visible: bool, text: &mut String, delta: &str) {
 fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
     let arguments = calls.iter().map(|call| {
         let tool = turn.agent.tools.get(&call.name);
-        let tool = tool.ok_or_else(|| Error::SchemaInvalid(format!("the model called {:?}, which is no tool", call.name)))?;
+        let tool = tool.ok_or_else(|| {
+            Error::SchemaInvalid(format!("the model called {:?}, which is no tool", call.name))
+        })?;
         tool.arguments(&call.arguments).map_err(Error::SchemaInvalid)
     });
     arguments.collect()
@@ -189,7 +209,10 @@ fn chat_options(turn: &Turn, options: GenerateOptions) -> Result<ChatOptions, Er
         }
     }
     let stop_bytes = options.stop.iter().map(String::len).max().unwrap_or(0);
-    if options.stop.len() > MAX_STOP_STRINGS || stop_bytes > MAX_STOP_BYTES || options.stop.iter().any(String::is_empty) {
+    if options.stop.len() > MAX_STOP_STRINGS
+        || stop_bytes > MAX_STOP_BYTES
+        || options.stop.iter().any(String::is_empty)
+    {
         let message = format!("stop: at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes");
         return Err(Error::InvalidArgument(message));
     }
@@ -233,33 +256,43 @@ fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Er
 }
 
 fn constraint(output: OutputFormat) -> Result<Option<Constraint>, Error> {
-    let (text, kind): (_, fn(String) -> Result<Constraint, Error>) = match output {
+    let bytes = match &output {
         OutputFormat::Text => return Ok(None),
-        OutputFormat::JsonSchema(schema) => (schema, |text| match serde_json::from_str(&text) {
-            Ok(schema) => Ok(Constraint::JsonSchema(schema)),
-            Err(error) => Err(Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}"))),
-        }),
-        OutputFormat::Regex(regex) => (regex, |text| Ok(Constraint::Regex(text))),
-        OutputFormat::Grammar(grammar) => (grammar, |text| Ok(Constraint::Lark(text))),
+        OutputFormat::JsonSchema(text) | OutputFormat::Regex(text) | OutputFormat::Grammar(text) => {
+            text.len()
+        }
     };
-    if text.len() > MAX_CONSTRAINT_BYTES {
-        let size = text.len();
-        let message = format!("output: {size} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
+    if bytes > MAX_CONSTRAINT_BYTES {
+        let message = format!("output: {bytes} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
         return Err(Error::SchemaInvalid(message));
     }
-    kind(text).map(Some)
+    Ok(Some(match output {
+        OutputFormat::Text => return Ok(None),
+        OutputFormat::JsonSchema(text) => match serde_json::from_str(&text) {
+            Ok(schema) => Constraint::JsonSchema(schema),
+            Err(error) => {
+                return Err(Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}")));
+            }
+        },
+        OutputFormat::Regex(text) => Constraint::Regex(text),
+        OutputFormat::Grammar(text) => Constraint::Lark(text),
+    }))
 }
 
 /// What an engine error means to a guest.
 pub(crate) fn engine_error(error: EngineError) -> Error {
     match error {
         EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
-        EngineError::ContextOverflow { limit, .. } => Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX)),
+        EngineError::ContextOverflow { limit, .. } => {
+            Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
+        }
         EngineError::InvalidRequest { .. } => Error::InvalidArgument(error.to_string()),
         EngineError::Constraint { .. } => Error::SchemaInvalid(error.to_string()),
         EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
         EngineError::Truncated => Error::Truncated,
-        EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => Error::Cancelled,
+        EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {
+            Error::Cancelled
+        }
         other => Error::Internal(other.to_string()),
     }
 }

@@ -5,7 +5,12 @@
 
 pub use super::conversation::Conversation;
 
-use super::{Capabilities, TurnContext, budget::Turn, generation, text_stream::text_stream};
+use super::{
+    Capabilities, TurnContext,
+    budget::Turn,
+    generation::{self, Begun},
+    text_stream::text_stream,
+};
 use crate::{
     RunEvent,
     bindings::{
@@ -33,9 +38,8 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        let (turn, conversation) = accessor.with(|mut access| access.get().generating(&conversation))?;
-        match turn {
-            Ok(turn) => Ok(generation::converse(turn, conversation, options, None).await),
+        match accessor.with(|mut access| access.get().begin(&conversation, options))? {
+            Ok(begun) => Ok(begun.finish(None).await),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -45,12 +49,9 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Streamed, Error>> {
-        accessor.with(|mut access| {
-            let (turn, conversation) = access.get().generating(&conversation)?;
-            match turn {
-                Ok(turn) => stream(access, turn, conversation, options).map(Ok),
-                Err(error) => Ok(Err(error)),
-            }
+        accessor.with(|mut access| match access.get().begin(&conversation, options)? {
+            Ok(begun) => stream(access, begun).map(Ok),
+            Err(error) => Ok(Err(error)),
         })
     }
 }
@@ -158,18 +159,20 @@ impl HostConversation for TurnContext {
 
 impl TurnContext {
     fn turn(&self) -> Result<Arc<Turn>, Error> {
-        let denied = || Error::Denied("inference is there in a turn only, not while the agent is described".into());
+        let denied =
+            || Error::Denied("inference is there in a turn only, not while the agent is described".into());
         self.turn.clone().ok_or_else(denied)
     }
 
     /// The outer error is for a handle that is none: the guest is broken and traps.
-    fn generating(
+    fn begin(
         &mut self,
         conversation: &Resource<Conversation>,
-    ) -> wasmtime::Result<(Result<Arc<Turn>, Error>, Conversation)> {
-        let conversation = self.table.get(conversation)?.clone();
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Begun, Error>> {
         while self.streams.try_join_next().is_some() {}
-        Ok((self.turn(), conversation))
+        let conversation = self.table.get(conversation)?;
+        Ok(self.turn().and_then(|turn| generation::begin(turn, conversation, options)))
     }
 
     fn hand_out(
@@ -183,17 +186,12 @@ impl TurnContext {
     }
 }
 
-/// Starts a generation that runs beside the guest, and ends with the turn at the latest.
-fn stream(
-    mut access: Access<'_, TurnContext, Capabilities>,
-    turn: Arc<Turn>,
-    conversation: Conversation,
-    options: GenerateOptions,
-) -> wasmtime::Result<Streamed> {
+/// Lets a generation run beside the guest; it ends with the turn at the latest.
+fn stream(mut access: Access<'_, TurnContext, Capabilities>, begun: Begun) -> wasmtime::Result<Streamed> {
     let (sink, source) = text_stream();
     let (done, result) = oneshot::channel();
     access.get().streams.spawn(async move {
-        let generated = generation::converse(turn, conversation, options, Some(sink)).await;
+        let generated = begun.finish(Some(sink)).await;
         // The guest may have dropped the future: it did not want to know.
         let _ = done.send(generated);
     });
@@ -218,8 +216,9 @@ fn append_result(turn: &Turn, conversation: &Conversation, result: ToolResult) -
             let value = match tool {
                 Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
                 // The agent was deployed anew without this tool, and answers a call from before.
-                None => serde_json::from_str(&text)
-                    .map_err(|error| Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}")))?,
+                None => serde_json::from_str(&text).map_err(|error| {
+                    Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}"))
+                })?,
             };
             (text, Ok(value))
         }

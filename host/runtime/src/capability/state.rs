@@ -6,11 +6,7 @@
 use super::TurnContext;
 use crate::bindings::state::{Host, StateError};
 use skep_store::StateChange;
-use std::{
-    collections::BTreeMap,
-    ops::Bound,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc};
 
 pub(crate) const MAX_KEY_BYTES: usize = 256;
 const MAX_KEYS_LISTED: u32 = 10_000;
@@ -78,7 +74,9 @@ impl StateView {
         }
         if key.len() > MAX_KEY_BYTES {
             let size = key.len();
-            return Err(StateError::InvalidKey(format!("a key has {size} bytes; {MAX_KEY_BYTES} are allowed")));
+            return Err(StateError::InvalidKey(format!(
+                "a key has {size} bytes; {MAX_KEY_BYTES} are allowed"
+            )));
         }
         let replaced = self.get(&key).map_or(0, |old| key.len() + old.len());
         let bytes = self.bytes - replaced + key.len() + value.len();

@@ -58,9 +58,14 @@ mod tests {
         assert!(allowed("skep:agent/inference@0.1.0", Grants::default()));
         assert!(allowed("wasi:cli/environment@0.2.3", Grants::default()));
         assert!(allowed("wasi:clocks/wall-clock@0.2.0", clocks));
-        assert!(matches!(verdict("wasi:clocks/wall-clock@0.2.0", Grants::default()), Verdict::Needs("clocks")));
+        assert!(matches!(
+            verdict("wasi:clocks/wall-clock@0.2.0", Grants::default()),
+            Verdict::Needs("clocks")
+        ));
         assert!(matches!(verdict("wasi:random/random@0.2.0", clocks), Verdict::Needs("random")));
-        for name in ["wasi:http/outgoing-handler@0.2.0", "skep:agent/tools@0.1.0", "env", "wasi:cli/stdout@0.3.0"] {
+        for name in
+            ["wasi:http/outgoing-handler@0.2.0", "skep:agent/tools@0.1.0", "env", "wasi:cli/stdout@0.3.0"]
+        {
             assert!(matches!(verdict(name, clocks), Verdict::Unknown), "{name}");
         }
     }

@@ -4,7 +4,7 @@ use crate::{
     Limits, RuntimeError,
     capability::{TurnContext, log::cut},
 };
-use wasmtime::Trap;
+use wasmtime::{Trap, component::ResourceTableError};
 
 const MAX_MESSAGE_BYTES: usize = 2 << 10;
 
@@ -33,12 +33,20 @@ impl Verdict<'_> {
         if trap == Some(&Trap::StackOverflow) {
             return exceeded("stack", "the agent's calls nest too deeply".to_owned());
         }
+        if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
+            return exceeded(
+                "resources",
+                "the agent holds too many conversations at once; drop them".to_owned(),
+            );
+        }
         if self.context.memory.refused() {
             let limit = self.limits.memory_mb;
             return exceeded("memory_mb", format!("the agent asked for more than {limit} MiB of memory"));
         }
         if trap == Some(&Trap::AsyncDeadlock) {
-            return RuntimeError::Trap { message: "the agent waits for something that can never happen".into() };
+            return RuntimeError::Trap {
+                message: "the agent waits for something that can never happen".into(),
+            };
         }
         RuntimeError::Trap { message: self.describe(&error) }
     }
@@ -46,6 +54,9 @@ impl Verdict<'_> {
     /// What the guest said last is a better reason than where it stopped.
     fn describe(&self, error: &wasmtime::Error) -> String {
         let mut message = error.root_cause().to_string();
+        if error.downcast_ref() == Some(&Trap::MemoryOutOfBounds) {
+            message.push_str(" (calls that nest too deeply end so, too)");
+        }
         if let Some(said) = self.context.log.last_error() {
             message = format!("{message}; it last logged: {said}");
         }

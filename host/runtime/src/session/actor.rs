@@ -98,7 +98,10 @@ impl Actor {
         let mut conversations = BTreeMap::new();
         for row in snapshot.conversations {
             let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
-                message: format!("conversation {:?} of session {agent}/{session} is unreadable: {error}", row.name),
+                message: format!(
+                    "conversation {:?} of session {agent}/{session} is unreadable: {error}",
+                    row.name
+                ),
             })?;
             conversations.insert(row.name, conversation);
         }

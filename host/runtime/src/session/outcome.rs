@@ -20,14 +20,30 @@ struct Stored {
 pub(super) fn encode(outcome: &Outcome) -> Vec<u8> {
     let Outcome { text, data, turn, usage, elapsed_us } = outcome.clone();
     let Usage { prompt_tokens, cached_tokens, completion_tokens, forced_tokens } = usage;
-    let stored =
-        Stored { text, data, turn, prompt_tokens, cached_tokens, completion_tokens, forced_tokens, elapsed_us };
+    let stored = Stored {
+        text,
+        data,
+        turn,
+        prompt_tokens,
+        cached_tokens,
+        completion_tokens,
+        forced_tokens,
+        elapsed_us,
+    };
     serde_json::to_vec(&stored).expect("strings and numbers are always JSON")
 }
 
 pub(super) fn decode(body: &[u8]) -> Result<Outcome, serde_json::Error> {
-    let Stored { text, data, turn, prompt_tokens, cached_tokens, completion_tokens, forced_tokens, elapsed_us } =
-        serde_json::from_slice(body)?;
+    let Stored {
+        text,
+        data,
+        turn,
+        prompt_tokens,
+        cached_tokens,
+        completion_tokens,
+        forced_tokens,
+        elapsed_us,
+    } = serde_json::from_slice(body)?;
     let usage = Usage { prompt_tokens, cached_tokens, completion_tokens, forced_tokens };
     Ok(Outcome { text, data, turn, usage, elapsed_us })
 }

@@ -46,12 +46,14 @@ impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
         let TurnRequest { invocation, received_at_ms, end, _active } = request;
         let SessionKey { agent, session } = &self.key;
-        let span = tracing::info_span!("turn", agent = %agent, session = %session, turn = tracing::field::Empty);
+        let span =
+            tracing::info_span!("turn", agent = %agent, session = %session, turn = tracing::field::Empty);
         let started = Instant::now();
         let result = self.run_turn(invocation, received_at_ms, &end, started).instrument(span.clone()).await;
 
         let label = result.as_ref().map_or_else(RuntimeError::code, |_| "ok");
-        metrics::counter!("skep_turns_total", "agent" => self.key.agent.clone(), "outcome" => label).increment(1);
+        metrics::counter!("skep_turns_total", "agent" => self.key.agent.clone(), "outcome" => label)
+            .increment(1);
         metrics::histogram!("skep_turn_seconds", "agent" => self.key.agent.clone()).record(started.elapsed());
         if let Err(error) = &result {
             tracing::warn!(parent: &span, code = error.code(), "the turn failed: {error}");
@@ -95,7 +97,8 @@ impl Actor {
             agent: Some(agent_name.clone()),
             session: Some(session.clone()),
         };
-        let turn = Turn::new(agent.clone(), services.models.clone(), affinity, deadline, end.events().clone());
+        let turn =
+            Turn::new(agent.clone(), services.models.clone(), affinity, deadline, end.events().clone());
         let turn = Arc::new(turn);
         let context = TurnContext::new(
             Some(turn.clone()),
@@ -145,7 +148,7 @@ impl Actor {
         };
         let Ok(_instance) = instance else { return (Err(RuntimeError::DeadlineExceeded), context) };
         let (result, context) =
-            instance::on_message(services.engine(), agent, turn.deadline, stop, context, message).await;
+            instance::on_message(services.wasm(), agent, turn.deadline, stop, context, message).await;
         let result = result.and_then(|reply| match reply {
             Ok(reply) => check_reply(reply),
             Err(error) => Err(agent_error(error, turn)),
