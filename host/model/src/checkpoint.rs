@@ -20,7 +20,7 @@ use crate::config::{ModelConfig, from_gguf};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, hugging_face_name};
 use crate::mapping::Mapping;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{self, Tokenizer};
 use folder::Folder;
 
 /// An opened model. Weights stay in the mapped files.
@@ -132,7 +132,7 @@ impl Checkpoint {
     /// The tokenizer, built anew; `None` if the model has none.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
         match &self.source {
-            Source::Gguf(file) => Tokenizer::from_gguf(file, &self.files[0]),
+            Source::Gguf(file) => tokenizer::from_gguf(file, &self.files[0]),
             Source::Folder(folder) => folder.tokenizer(),
         }
     }

@@ -20,7 +20,7 @@ use skep_kernels::DType;
 use crate::error::ModelError;
 use cursor::Cursor;
 pub(crate) use names::hugging_face_name;
-pub(crate) use value::{Array, ArrayKind, Value};
+pub(crate) use value::{Array, Value};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const MAX_DIMENSIONS: u32 = 4;

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use tokenizers::AddedToken;
 
 pub use decoder::TokenDecoder;
+pub(crate) use gguf::from_gguf;
 
 use crate::error::ModelError;
 

@@ -18,14 +18,8 @@ const USER_DEFINED: u64 = 4;
 /// Llama 3's cut; Qwen's differs in the length of runs of digits only.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-impl Tokenizer {
-    /// Rebuilds the tokenizer of `file`, whose bytes are `bytes`. `None` if it carries none.
-    pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Self>, ModelError> {
-        rebuild(file, bytes)
-    }
-}
-
-fn rebuild(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenizer>, ModelError> {
+/// The tokenizer of `file`, whose bytes are `bytes`; `None` if it carries none.
+pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenizer>, ModelError> {
     let Some(kind) = file.string("tokenizer.ggml.model")? else { return Ok(None) };
     let tokens = strings(file, bytes, "tokenizer.ggml.tokens")?;
     if tokens.len() > super::MAX_VOCABULARY {
