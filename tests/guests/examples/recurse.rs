@@ -1,4 +1,4 @@
-//! Calls itself as deep as the text says, or without end for `forever`.
+//! Calls itself as deep as the text says, or without end for `go`.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
@@ -6,7 +6,7 @@ use skep_sdk::{AgentError, Context, Message, Reply, agent};
 #[agent]
 async fn recurse(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let depth = match message.text.as_str() {
-        "forever" => u64::MAX,
+        "go" => u64::MAX,
         depth => depth.parse().map_err(|_| AgentError::InvalidMessage("say how deep".into()))?,
     };
     Ok(Reply::text(sum(depth).to_string()))

@@ -1,7 +1,7 @@
 //! State by commands, one a line; the reply has a line for each.
 //!
-//! `get K`, `set K V`, `delete K`, `keys PREFIX`, `cas K EXPECTED V` (`-` is absent), `fail` (ends the turn with an error),
-//! `reply-turn`. Values are words.
+//! `get K` (empty if absent), `set K V`, `delete K`, `keys [PREFIX]`, `cas K EXPECTED V` (`-` is absent), `increment K`,
+//! `set-and-fail K V` (writes, then ends the turn with an error), `turn`. Values are words.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
@@ -16,19 +16,28 @@ fn command(cx: &Context, line: &str) -> Result<String, AgentError> {
     let state = cx.state();
     let words: Vec<&str> = line.split(' ').collect();
     Ok(match words[..] {
-        ["get", key] => state.get::<String>(key)?.unwrap_or_else(|| "-".to_owned()),
+        ["get", key] => state.get::<String>(key)?.unwrap_or_default(),
         ["set", key, value] => {
             state.set(key, value)?;
             "ok".to_owned()
         }
         ["delete", key] => state.delete(key).to_string(),
+        ["keys"] => state.keys("").join(","),
         ["keys", prefix] => state.keys(prefix).join(","),
         ["cas", key, expected, value] => {
             let expected = (expected != "-").then_some(expected);
             state.compare_and_set(key, expected, value)?.to_string()
         }
-        ["reply-turn"] => cx.turn().to_string(),
-        ["fail"] => return Err(AgentError::Failed("as told".into())),
+        ["increment", key] => {
+            let count: u64 = state.get_or_default::<String>(key)?.parse().unwrap_or_default();
+            state.set(key, &(count + 1).to_string())?;
+            (count + 1).to_string()
+        }
+        ["set-and-fail", key, value] => {
+            state.set(key, value)?;
+            return Err(AgentError::Failed("as told".into()));
+        }
+        ["turn"] => cx.turn().to_string(),
         _ => return Err(AgentError::InvalidMessage(format!("unknown command: {line}"))),
     })
 }
