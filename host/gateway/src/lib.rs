@@ -11,6 +11,8 @@ mod metrics;
 mod openai;
 mod routes;
 mod sse;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 use axum::{

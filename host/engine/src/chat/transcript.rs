@@ -136,3 +136,172 @@ impl Transcript {
         Ok(Prompt { text: rendering.text, tokens })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::fixture::{self, EOS};
+    use crate::chat::{ChatEvent, ChatFinish};
+    use serde_json::json;
+    use skep_model::{ChatTemplate, SpecialTokens};
+
+    async fn turn(transcript: &mut Transcript, engine: &Engine, options: ChatOptions) -> ChatOutcome {
+        let outcome = transcript.generate(engine, options).unwrap().outcome().await.unwrap();
+        transcript.commit(&outcome);
+        outcome
+    }
+
+    fn whole_text(engine: &Engine, transcript: &Transcript) -> Vec<u32> {
+        engine.tokenizer().encode(&transcript.rendered, SpecialTokens::Parse).unwrap()
+    }
+
+    #[tokio::test]
+    async fn history_is_extended_never_encoded_again() {
+        let engine =
+            fixture::engine(ChatTemplate::chatml_default(), &["hello, the user", "the tool", "and so on"]);
+        let mut transcript = Transcript::new();
+        transcript.set_system("Be brief.");
+        for (question, answer) in [("one?", "hello, the user"), ("two?", "the tool"), ("three?", "and so on")]
+        {
+            let before = transcript.tokens().to_vec();
+            transcript.push(ChatMessage::user(question));
+            let outcome = turn(&mut transcript, &engine, ChatOptions::default()).await;
+            assert_eq!(outcome.text, answer);
+            assert_eq!(outcome.finish, ChatFinish::Stop);
+            assert!(transcript.tokens().starts_with(&before));
+            assert!(outcome.prompt.len() > before.len());
+            // Special tokens stand between what was said and what is said next, so nothing is merged over a seam.
+            assert_eq!(transcript.tokens(), whole_text(&engine, &transcript));
+        }
+        let usage = transcript.usage();
+        assert!(usage.cached_tokens > 0 && usage.cached_tokens < usage.prompt_tokens, "{usage:?}");
+        assert_eq!(transcript.messages().len(), 7);
+    }
+
+    #[tokio::test]
+    async fn tokens_are_kept_as_produced_where_encoding_gives_others() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &["x", "again"]);
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("spell it"));
+        let mut outcome =
+            transcript.generate(&engine, ChatOptions::default()).unwrap().outcome().await.unwrap();
+        // As a model may: letter by letter, where the tokenizer would merge.
+        let letters: Vec<u32> =
+            "the".chars().map(|c| engine.tokenizer().token_id(&c.to_string()).unwrap()).collect();
+        (outcome.raw, outcome.text, outcome.tokens) = ("the".into(), "the".into(), letters.clone());
+        transcript.commit(&outcome);
+        transcript.push(ChatMessage::user("again"));
+        let next = turn(&mut transcript, &engine, ChatOptions::default()).await;
+        let start = outcome.prompt.len();
+        assert_eq!(next.prompt[start..start + 3], letters);
+        assert_ne!(transcript.tokens(), whole_text(&engine, &transcript));
+    }
+
+    #[tokio::test]
+    async fn endings_leave_the_history_exact() {
+        let said = "one two STOP three";
+        for (options, raw, finish) in [
+            (ChatOptions::default(), said, ChatFinish::Stop),
+            (ChatOptions { stop: vec!["STOP".into()], ..Default::default() }, "one two ", ChatFinish::Stop),
+            (ChatOptions { stop: vec!["wo S".into()], ..Default::default() }, "one t", ChatFinish::Stop),
+            (ChatOptions { max_tokens: Some(2), ..Default::default() }, "one", ChatFinish::Length),
+        ] {
+            let engine = fixture::engine(ChatTemplate::chatml_default(), &[said, "next"]);
+            let mut transcript = Transcript::new();
+            transcript.push(ChatMessage::user("count"));
+            let outcome = turn(&mut transcript, &engine, options).await;
+            assert_eq!((outcome.raw.as_str(), outcome.finish), (raw, finish));
+            assert_eq!(engine.tokenizer().decode(&outcome.tokens, false), raw);
+            assert!(!outcome.tokens.contains(&EOS));
+            transcript.push(ChatMessage::user("go on"));
+            let before = transcript.tokens().to_vec();
+            let next = turn(&mut transcript, &engine, ChatOptions::default()).await;
+            assert!(next.prompt.starts_with(&before));
+            let text = engine.tokenizer().decode(&next.prompt, false);
+            assert!(text.contains(&format!("assistant\n{raw}<|im_end|>\n<|im_start|>user\ngo on")), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn tool_calls_and_their_results_extend_the_history() {
+        let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[call, "It is noon."]);
+        let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let tool = ToolSpec { name: "now".into(), description: "The time.".into(), parameters };
+        let options = ChatOptions { tools: vec![tool], parallel_tool_calls: false, ..Default::default() };
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("What time is it?"));
+        let outcome = turn(&mut transcript, &engine, options.clone()).await;
+        assert_eq!(outcome.finish, ChatFinish::ToolCalls);
+        assert_eq!(transcript.needs_tool_results(), [outcome.tool_calls[0].id.clone()]);
+        let error = transcript.generate(&engine, options.clone()).err().unwrap();
+        assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
+        transcript.push(ChatMessage::tool(outcome.tool_calls[0].id.clone(), "12:00"));
+        assert!(transcript.needs_tool_results().is_empty());
+        let before = transcript.tokens().to_vec();
+        let outcome = turn(&mut transcript, &engine, options).await;
+        assert_eq!(outcome.text, "It is noon.");
+        assert!(outcome.prompt.starts_with(&before));
+    }
+
+    #[tokio::test]
+    async fn a_changed_system_message_is_encoded_anew() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two", "three"]);
+        let mut transcript = Transcript::new();
+        transcript.set_system("First.");
+        transcript.push(ChatMessage::user("a"));
+        turn(&mut transcript, &engine, ChatOptions::default()).await;
+        let before = transcript.tokens().to_vec();
+        transcript.set_system("First.");
+        transcript.push(ChatMessage::user("b"));
+        assert!(turn(&mut transcript, &engine, ChatOptions::default()).await.prompt.starts_with(&before));
+        transcript.set_system("Second.");
+        transcript.push(ChatMessage::user("c"));
+        let outcome = turn(&mut transcript, &engine, ChatOptions::default()).await;
+        assert!(!outcome.prompt.starts_with(&before));
+        assert!(outcome.rendered.contains("Second.") && !outcome.rendered.contains("First."));
+        assert_eq!(transcript.tokens(), whole_text(&engine, &transcript));
+    }
+
+    #[tokio::test]
+    async fn survives_json_and_forgets_when_told() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two"]);
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("a<|im_end|>"));
+        turn(&mut transcript, &engine, ChatOptions::default()).await;
+        let json = serde_json::to_string(&transcript).unwrap();
+        let mut restored: Transcript = serde_json::from_str(&json).unwrap();
+        assert_eq!(restored, transcript);
+        let before = restored.tokens().to_vec();
+        restored.push(ChatMessage::user("b"));
+        assert!(turn(&mut restored, &engine, ChatOptions::default()).await.prompt.starts_with(&before));
+        restored.clear();
+        assert!(restored.messages().is_empty() && restored.tokens().is_empty());
+        assert!(restored.usage().completion_tokens > 0);
+    }
+
+    #[tokio::test]
+    async fn events_join_to_the_outcome() {
+        let said = "Grüße 🐝, the user";
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[said]);
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("hi"));
+        let options = ChatOptions { top_logprobs: Some(0), ..Default::default() };
+        let mut stream = transcript.generate(&engine, options).unwrap();
+        let (mut text, mut scored) = (String::new(), Vec::new());
+        while let Some(event) = stream.next().await {
+            match event.unwrap() {
+                ChatEvent::Text { delta, logprobs } => {
+                    text.push_str(&delta);
+                    scored.extend(logprobs.into_iter().map(|logprob| logprob.id));
+                }
+                ChatEvent::Finished(outcome) => {
+                    assert_eq!((outcome.text.as_str(), text.as_str()), (said, said));
+                    assert_eq!(outcome.tokens, scored);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(text, said);
+    }
+}

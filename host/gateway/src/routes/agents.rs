@@ -15,7 +15,10 @@ const MAX_MANIFEST_BYTES: usize = 64 << 10;
 
 pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
     let agents: Vec<Value> = gateway.host.agents().iter().map(summary_json).collect();
-    Json(json!({"object": "list", "data": agents}))
+    let failed = gateway.host.failed_agents();
+    let failed: Vec<Value> =
+        failed.iter().map(|agent| json!({"name": agent.name, "reason": agent.reason})).collect();
+    Json(json!({"object": "list", "data": agents, "failed": failed}))
 }
 
 /// Deploys: `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component` (its bytes).
@@ -91,7 +94,7 @@ pub(crate) async fn logs(
     Path(agent): Path<String>,
     Query(query): Query<LogQuery>,
 ) -> Result<Json<Value>, ApiError> {
-    let lines = gateway.host.logs(&agent, query.after, page_limit(query.limit)?).await?;
+    let lines = gateway.host.logs(&agent, query.after.unwrap_or(0), page_limit(query.limit)?).await?;
     let lines: Vec<Value> = lines.iter().map(log_json).collect();
     Ok(Json(json!({"object": "list", "data": lines})))
 }

@@ -1,0 +1,137 @@
+//! Errors, bounds, health and figures.
+
+use super::fixture::Server;
+use crate::GatewayOptions;
+use axum::{body::Body, http::Request};
+use serde_json::json;
+
+#[tokio::test]
+async fn everything_that_is_refused_has_one_shape() {
+    let server = Server::with(GatewayOptions { max_body_bytes: 4096, ..GatewayOptions::default() }).await;
+    let request = |method: &str, path: &str, body: String| {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .body(Body::from(body))
+            .unwrap()
+    };
+    let chat = "/v1/chat/completions";
+    let deep = format!("{{\"messages\": {}", "[".repeat(2000));
+    for (request, status, code) in [
+        (request("GET", "/nothing/here", String::new()), 404, "route_not_found"),
+        (request("PUT", "/v1/models", String::new()), 405, "method_not_allowed"),
+        (request("GET", chat, String::new()), 405, "method_not_allowed"),
+        (request("POST", chat, "x".repeat(5000)), 413, "body_too_large"),
+        (request("POST", chat, deep), 400, "invalid_json"),
+        (request("POST", chat, "{".into()), 400, "invalid_json"),
+        (request("POST", chat, "[]".into()), 400, "invalid_json"),
+        (request("POST", chat, "{}".into()), 400, "invalid_value"),
+        (request("POST", chat, "{\"messages\": []}".into()), 400, "invalid_value"),
+        (request("GET", "/v1/models/none", String::new()), 404, "model_not_found"),
+        (request("GET", "/v1/agents/none", String::new()), 404, "agent_not_found"),
+        (request("DELETE", "/v1/agents/none", String::new()), 404, "agent_not_found"),
+        (request("GET", "/v1/agents/none/logs?limit=x", String::new()), 400, "invalid_request"),
+        (request("GET", "/v1/agents/none/logs?limit=0", String::new()), 400, "invalid_value"),
+        (request("GET", "/v1/agents/none/sessions", String::new()), 404, "agent_not_found"),
+        (request("GET", "/v1/agents/none/sessions/%FF", String::new()), 400, "invalid_request"),
+        (
+            request("POST", "/v1/agents/none/sessions/s/messages", "{\"text\": \"x\"}".into()),
+            404,
+            "agent_not_found",
+        ),
+        (
+            request("POST", "/v1/agents/none/sessions/s/messages", "{\"txt\": \"x\"}".into()),
+            400,
+            "invalid_value",
+        ),
+        (request("POST", "/v1/agents", "{}".into()), 400, "invalid_form"),
+    ] {
+        let line = format!("{} {}", request.method(), request.uri());
+        let answer = server.send(request).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.error()["code"].as_str()),
+            (status, Some(code)),
+            "{line}: {}",
+            answer.text
+        );
+        assert!(answer.headers.contains_key("x-request-id"), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn deploying_checks_its_parts() {
+    let options = GatewayOptions { max_component_bytes: 1 << 20, ..GatewayOptions::default() };
+    let server = Server::with(options).await;
+    let form = |parts: &[(&str, &[u8])]| {
+        let mut body = Vec::new();
+        for (name, bytes) in parts {
+            let head = format!(
+                "--cut\r\ncontent-disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n"
+            );
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(bytes);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(b"--cut--\r\n");
+        Request::post("/v1/agents")
+            .header("content-type", "multipart/form-data; boundary=cut")
+            .body(Body::from(body))
+            .unwrap()
+    };
+    let manifest: &[u8] = b"name = \"a\"\n";
+    let large = vec![0; 4 << 20];
+    for (parts, status, code) in [
+        (vec![("manifest", manifest)], 400, "invalid_value"),
+        (vec![("component", b"x".as_slice())], 400, "invalid_value"),
+        (vec![("manifest", manifest), ("other", b"")], 400, "invalid_value"),
+        (vec![("manifest", b"name = 7".as_slice()), ("component", b"x")], 400, "invalid_manifest"),
+        (vec![("manifest", manifest), ("component", b"no wasm")], 400, "invalid_component"),
+        (vec![("manifest", manifest), ("component", large.as_slice())], 413, "body_too_large"),
+    ] {
+        let answer = server.send(form(&parts)).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.error()["code"].as_str()),
+            (status, Some(code)),
+            "{}",
+            answer.text
+        );
+    }
+}
+
+#[tokio::test]
+async fn health_models_and_figures() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/healthz").await.json()["status"], "ok");
+    assert_eq!(server.get("/readyz").await.json()["models"], json!(["tiny"]));
+    let models = server.get("/v1/models").await.json();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["object"]), (&json!("tiny"), &json!("model")));
+    assert_eq!(server.get("/v1/models/tiny").await.json()["id"], "tiny");
+    assert_eq!(server.get("/v1/agents").await.json()["data"], json!([]));
+    // A second server in the process records into the same figures.
+    let other = Server::start().await;
+    other.get("/healthz").await;
+    let metrics = server.get("/metrics").await;
+    assert!(metrics.headers["content-type"].to_str().unwrap().starts_with("text/plain"));
+    assert!(
+        metrics.text.contains("skep_http_requests_total{route=\"/healthz\",status=\"200\"}"),
+        "{}",
+        metrics.text
+    );
+}
+
+#[tokio::test]
+async fn headers_are_bounded_and_ids_come_back() {
+    let server = Server::start().await;
+    let chat = |name: &str, value: &str| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
+        Request::post("/v1/chat/completions").header(name, value).body(Body::from(body.to_string())).unwrap()
+    };
+    let answer = server.send(chat("x-session-affinity", &"s".repeat(300))).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["param"]), (400, &json!("x-session-affinity")));
+    for name in ["x-session-affinity", "x-session-id", "x-parent-session-id"] {
+        assert_eq!(server.send(chat(name, "ses-1")).await.status, 200);
+    }
+    let answer = server.send(chat("x-request-id", "mine-7")).await;
+    assert_eq!(answer.headers["x-request-id"], "mine-7");
+}

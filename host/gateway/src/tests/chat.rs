@@ -1,0 +1,172 @@
+//! `/v1/chat/completions`.
+
+use super::fixture::Server;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn hello(extra: Value) -> Value {
+    let mut body = json!({"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8,
+                          "temperature": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn weather() -> Value {
+    json!([{"type": "function", "function": {"name": "weather", "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2]}},
+                       "required": ["city", "days"], "additionalProperties": false}}}])
+}
+
+#[tokio::test]
+async fn an_answer_has_openai_s_form_and_counts_cached_tokens() {
+    let server = Server::start().await;
+    let first = server.ok(CHAT, &hello(json!({}))).await;
+    assert!(first.headers.contains_key("x-request-id"));
+    let first = first.json();
+    assert_eq!(first["object"], "chat.completion");
+    assert_eq!(first["model"], "tiny");
+    assert!(first["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let choice = &first["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert!(choice["message"]["content"].is_string());
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(first["usage"]["completion_tokens"], 8);
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let second = server.ok(CHAT, &hello(json!({}))).await.json();
+    assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 16, "{second}");
+    assert_eq!(second["choices"], first["choices"], "a warm cache changes nothing");
+}
+
+#[tokio::test]
+async fn choices_are_bounded_seeded_and_reproducible() {
+    let server = Server::start().await;
+    let body = hello(json!({"n": 3, "temperature": 1.5, "seed": 7}));
+    let answer = server.ok(CHAT, &body).await.json();
+    let texts: Vec<&Value> =
+        answer["choices"].as_array().unwrap().iter().map(|c| &c["message"]["content"]).collect();
+    assert_eq!(texts.len(), 3);
+    assert!(texts[0] != texts[1] || texts[1] != texts[2]);
+    assert_eq!(answer["usage"]["completion_tokens"], 24);
+    assert_eq!(server.ok(CHAT, &body).await.json()["choices"], answer["choices"]);
+    assert_eq!(server.post(CHAT, &hello(json!({"n": 17}))).await.error()["param"], "n");
+}
+
+#[tokio::test]
+async fn required_calls_have_valid_arguments_and_end_with_tool_calls() {
+    let server = Server::start().await;
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})] {
+        let body = hello(json!({"tools": weather(), "tool_choice": choice, "max_tokens": 300,
+                                "parallel_tool_calls": false, "ignore_eos": false}));
+        let answer = server.ok(CHAT, &body).await.json();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("weather")));
+        assert!(call["id"].as_str().unwrap().starts_with("call_"));
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Rome", "Oslo"].contains(&arguments["city"].as_str().unwrap()));
+    }
+}
+
+#[tokio::test]
+async fn calls_and_results_sent_back_extend_the_cached_prefix() {
+    let server = Server::start().await;
+    let mut body = hello(json!({"tools": weather(), "tool_choice": "required", "max_tokens": 300,
+                                "parallel_tool_calls": false, "ignore_eos": false}));
+    let first = server.ok(CHAT, &body).await.json();
+    let message = first["choices"][0]["message"].clone();
+    let id = message["tool_calls"][0]["id"].clone();
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(message);
+    messages.push(json!({"role": "tool", "tool_call_id": id, "content": "sunny"}));
+    body["tool_choice"] = json!("none");
+    body["max_tokens"] = json!(4);
+    let second = server.ok(CHAT, &body).await.json();
+    let prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= prompt, "the call itself is in the cache too: {cached} of {prompt}");
+}
+
+#[tokio::test]
+async fn forms_of_the_answer_are_enforced() {
+    let server = Server::start().await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                        "additionalProperties": false});
+    let formats = [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
+        json!({"guided_json": schema}),
+    ];
+    for format in formats {
+        let mut body = hello(format);
+        (body["max_tokens"], body["ignore_eos"]) = (json!(40), json!(false));
+        let answer = server.ok(CHAT, &body).await.json();
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert!(value["ok"].is_boolean() && value.as_object().unwrap().len() == 1, "{text}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    }
+    for (format, allowed) in [
+        (json!({"response_format": {"type": "regex", "regex": "yes|no"}}), ["yes", "no"]),
+        (json!({"guided_regex": "[ab]"}), ["a", "b"]),
+        (json!({"guided_grammar": "start: \"up\" | \"down\""}), ["up", "down"]),
+    ] {
+        let mut body = hello(format);
+        (body["max_tokens"], body["ignore_eos"]) = (json!(40), json!(false));
+        let answer = server.ok(CHAT, &body).await.json();
+        assert!(allowed.contains(&answer["choices"][0]["message"]["content"].as_str().unwrap()), "{answer}");
+    }
+    let body =
+        hello(json!({"guided_json": {"type": "object", "properties": {"n": {"enum": ["abcdefghijklmnop"]}},
+                                            "required": ["n"]}, "max_tokens": 3}));
+    assert_eq!(server.ok(CHAT, &body).await.json()["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn what_cannot_be_enforced_is_an_error_that_names_it() {
+    let server = Server::start().await;
+    let schema = json!({"type": "array", "uniqueItems": true});
+    let error = server.post(CHAT, &hello(json!({"guided_json": schema}))).await.error();
+    assert_eq!(error["code"], "schema_invalid");
+    assert!(error["message"].as_str().unwrap().contains("uniqueItems"), "{error}");
+    let mut tools = weather();
+    tools[0]["function"]["parameters"]["properties"]["x"] = schema;
+    let error = server.post(CHAT, &hello(json!({"tools": tools}))).await.error();
+    assert!(error["message"].as_str().unwrap().contains("weather"), "{error}");
+    assert_eq!(
+        server.post(CHAT, &hello(json!({"guided_regex": "("}))).await.error()["code"],
+        "schema_invalid"
+    );
+}
+
+#[tokio::test]
+async fn log_probabilities_belong_to_the_tokens_of_the_text() {
+    let server = Server::start().await;
+    let answer = server.ok(CHAT, &hello(json!({"logprobs": true, "top_logprobs": 3}))).await.json();
+    let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(entries.len(), 8);
+    let mut bytes: Vec<u8> = Vec::new();
+    for entry in entries {
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 3);
+        assert_eq!(entry["top_logprobs"][0]["logprob"], entry["logprob"], "greedy takes the likeliest");
+        bytes.extend(entry["bytes"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8));
+    }
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes), text);
+}
+
+#[tokio::test]
+async fn models_that_are_not_there_are_404() {
+    let server = Server::start().await;
+    for (model, names) in [("gpt-9", "tiny"), ("agent:nobody", "nobody")] {
+        let answer = server.post(CHAT, &hello(json!({"model": model}))).await;
+        assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (404, &json!("model_not_found")));
+        assert!(answer.text.contains(names), "{}", answer.text);
+    }
+    let mut body = hello(json!({"user": "u", "store": true, "metadata": {"a": "b"}, "x_vendor": 1}));
+    body.as_object_mut().unwrap().remove("model");
+    server.ok(CHAT, &body).await;
+    server.ok(CHAT, &hello(json!({"model": "tiny"}))).await;
+}

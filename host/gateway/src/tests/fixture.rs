@@ -1,0 +1,111 @@
+//! A server without a socket, and requests to it.
+
+use crate::{GatewayOptions, router};
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{HeaderMap, Request, StatusCode},
+};
+use serde_json::{Value, json};
+use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_runtime::{AgentHost, RuntimeOptions};
+use skep_store::Store;
+use std::{path::Path, sync::Arc};
+use tower::ServiceExt;
+
+pub struct Server {
+    pub router: Router,
+    pub engine: Engine,
+}
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The body of an error, which has OpenAI's shape and a fitting status.
+    pub fn error(&self) -> Value {
+        let mut body = self.json();
+        let error = body["error"].take();
+        assert!(self.status.as_u16() >= 400, "{}", self.text);
+        for key in ["message", "type", "code"] {
+            assert!(error[key].is_string(), "{key} of {}", self.text);
+        }
+        error
+    }
+
+    /// The `data:` lines, the last of which is `[DONE]`.
+    pub fn chunks(&self) -> Vec<Value> {
+        let mut data: Vec<&str> = self.text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{}", self.text);
+        data.into_iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
+    }
+}
+
+impl Server {
+    pub async fn start() -> Server {
+        Server::with(GatewayOptions::default()).await
+    }
+
+    pub async fn with(options: GatewayOptions) -> Server {
+        let engine = Engine::start(tiny_model(), EngineOptions::default()).unwrap();
+        let models = ModelSet::new(engine.clone());
+        let store = Store::in_memory().await.unwrap();
+        let host = AgentHost::start(store, models, RuntimeOptions::default()).await.unwrap();
+        Server { router: router(host, options), engine }
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.into()).unwrap();
+        Answer { status: parts.status, headers: parts.headers, text }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(request.body(Body::from(body.to_string())).unwrap()).await
+    }
+
+    /// An answer that must be 200.
+    pub async fn ok(&self, path: &str, body: &Value) -> Answer {
+        let answer = self.post(path, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer
+    }
+}
+
+/// Random weights behind a tokenizer of bytes, with room for prompts that describe tools.
+fn tiny_model() -> LoadedModel {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let source = fixtures.join("tiny/llama-gqa");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = json!(4096);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let options = ExecutorOptions { threads: Some(1), kv_tokens: 16 << 10, ..ExecutorOptions::default() };
+    let executor = CpuExecutor::load(&checkpoint, options).unwrap();
+    let tokenizer = std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).unwrap();
+    LoadedModel {
+        name: "tiny".into(),
+        config: checkpoint.config().clone(),
+        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).unwrap()),
+        template: Arc::new(ChatTemplate::chatml_default()),
+        executor: Box::new(executor),
+    }
+}

@@ -1,0 +1,7 @@
+//! The routes, against a tiny model with random weights: forms, statuses and bounds, not what is said.
+
+mod bounds;
+mod chat;
+mod completions;
+mod fixture;
+mod streams;
