@@ -67,7 +67,7 @@ fn introduces(text: &str) -> bool {
 /// The tool that the message is about. After it has run the model answers freely; see `Conversation::tool_choice`.
 fn choose_tool(text: &str) -> ToolChoice {
     const WORDS: [(&str, &[&str]); 3] = [
-        ("read_folio", &["so far", "my bill", "remember", "did i"]),
+        ("read_folio", &["so far", "my order", "my bill", "remember", "did i"]),
         ("call_service", &["taxi", "towel", "clean", "wake"]),
         ("order_food", &["order", "eat", "drink", "soup", "pizza", "salad", "coffee", "tea"]),
     ];

@@ -85,6 +85,7 @@ fn words_choose_the_tool() {
         ("Could I get fresh towels?", Some("call_service")),
         ("I would like to order a soup", Some("order_food")),
         ("What did I order so far?", Some("read_folio")),
+        ("Where is my order?", Some("read_folio")),
         ("Great weather this evening!", None),
     ] {
         assert_eq!(choose_tool(text), tool.map_or(ToolChoice::None, ToolChoice::named), "{text}");

@@ -1,11 +1,12 @@
-//! Large values: `reply N`, `data N`, `state N`, `key N`, `user N`, `system N`, `error N`, each with N bytes.
+//! Large values: `reply N`, `data N`, `state N`, `key N`, `user N`, `system N`, `error N`, each with N bytes, or
+//! 1 MiB without a number.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
 /// Makes large values.
 #[agent]
 async fn big(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    let (what, size) = message.text.split_once(' ').unwrap_or_default();
+    let (what, size) = message.text.split_once(' ').unwrap_or((&message.text, "1048576"));
     let size = size.parse().map_err(|_| AgentError::InvalidMessage("say what and how large".into()))?;
     let large = "x".repeat(size);
     match what {

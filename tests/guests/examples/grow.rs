@@ -1,4 +1,5 @@
-//! Takes memory. The text is how many MiB; it replies with the number once it has touched them all.
+//! Takes memory. The text is how many MiB, or `grow` for more than there is; it replies with the number once it
+//! has touched them all.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
@@ -7,8 +8,10 @@ const MIB: usize = 1 << 20;
 /// Takes as much memory as it is told.
 #[agent]
 async fn grow(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    let count: usize =
-        message.text.parse().map_err(|_| AgentError::InvalidMessage("say how many MiB".into()))?;
+    let count: usize = match message.text.as_str() {
+        "grow" => 1 << 20,
+        count => count.parse().map_err(|_| AgentError::InvalidMessage("say how many MiB".into()))?,
+    };
     let blocks: Vec<Vec<u8>> =
         (0..count).map(|index| std::hint::black_box(vec![index as u8 | 1; MIB])).collect();
     Ok(Reply::text(blocks.len().to_string()))

@@ -1,4 +1,4 @@
-//! Tools, called for sure. The first word of the text names the tool: `add` gives a good result, `lie` one that breaks its
+//! Tools, called for sure. The first word of the text says which: `good` adds numbers, `bad` gives a result that breaks its
 //! output schema, `refuse` an error for the model, `boom` panics; `auto` leaves it to the model, `endless` never lets it
 //! answer.
 
@@ -61,6 +61,8 @@ async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentErro
         cx.conversation().system("You call tools.").user(message.text).temperature(0.0).max_tokens(48);
     match word.as_str() {
         "auto" => conversation.run().await,
+        "good" => conversation.tools(["add"]).tool_choice(ToolChoice::named("add")).run().await,
+        "bad" => conversation.tools(["lie"]).tool_choice(ToolChoice::named("lie")).run().await,
         "endless" => conversation.tools(["add"]).tool_choice(ToolChoice::Required).max_rounds(1).run().await,
         tool => conversation.tools([tool]).tool_choice(ToolChoice::named(tool)).run().await,
     }
