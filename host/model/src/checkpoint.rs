@@ -177,10 +177,14 @@ impl Checkpoint {
             let format = Format::Weights(tensor.dtype);
             let placed = Placed { format, shape: tensor.shape.clone(), file: 0, bytes: tensor.bytes.clone() };
             if tensors.insert(name.clone(), placed).is_some() {
-                return Err(ModelError::tensor(name, "is there twice, under its GGUF and its Hugging Face name"));
+                return Err(ModelError::tensor(
+                    name,
+                    "is there twice, under its GGUF and its Hugging Face name",
+                ));
             }
         }
-        Self { path: path.to_owned(), source: Source::Gguf(file), files: vec![mapping], tensors, config }.checked()
+        Self { path: path.to_owned(), source: Source::Gguf(file), files: vec![mapping], tensors, config }
+            .checked()
     }
 
     fn open_folder(path: &Path, folder: &Path, weights: Option<&Path>) -> Result<Self, ModelError> {

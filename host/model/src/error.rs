@@ -37,7 +37,9 @@ pub enum ModelError {
     #[error("tensor `{name}` is missing from {path}", path = path.display())]
     TensorMissing { name: String, path: PathBuf },
     /// The model has no tokenizer, and one is needed.
-    #[error("{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that carries one")]
+    #[error(
+        "{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that carries one"
+    )]
     TokenizerMissing { path: String },
     /// The tokenizer's definition is broken, or it refused a text.
     #[error("tokenizer: {problem}")]

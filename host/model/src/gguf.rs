@@ -63,10 +63,6 @@ impl GgufFile {
         &self.tensors
     }
 
-    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
-        self.metadata.get(key)
-    }
-
     /// A whole number, whatever integer type the file wrote it in.
     pub(crate) fn unsigned(&self, key: &str) -> Result<Option<u64>, ModelError> {
         self.typed(key, "a whole number", Value::as_u64)

@@ -25,7 +25,10 @@ impl Mapping {
         let file = File::open(path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;
         if !metadata.is_file() {
-            return Err(ModelError::NotAModel { path: path.to_owned(), problem: "it is not a regular file".into() });
+            return Err(ModelError::NotAModel {
+                path: path.to_owned(),
+                problem: "it is not a regular file".into(),
+            });
         }
         if metadata.len() == 0 {
             return Err(ModelError::Malformed { path: path.to_owned(), problem: "the file is empty".into() });

@@ -25,16 +25,20 @@ const MAX_DIMENSIONS: usize = 8;
 
 /// The directory of a safetensors file.
 pub(crate) fn parse(path: &Path, file: &[u8]) -> Result<Vec<FileTensor>, ModelError> {
-    let (header_bytes, metadata) = SafeTensors::read_metadata(file).map_err(|error| ModelError::Malformed {
-        path: path.to_owned(),
-        problem: format!("its safetensors header cannot be used: {error}; is it truncated?"),
-    })?;
+    let (header_bytes, metadata) =
+        SafeTensors::read_metadata(file).map_err(|error| ModelError::Malformed {
+            path: path.to_owned(),
+            problem: format!("its safetensors header cannot be used: {error}; is it truncated?"),
+        })?;
     let data_start = header_bytes + 8;
     let mut tensors = Vec::new();
     for (name, info) in metadata.tensors() {
         let refuse = |problem: String| ModelError::tensor(&name, problem);
         if info.shape.len() > MAX_DIMENSIONS {
-            return Err(refuse(format!("has {} dimensions; up to {MAX_DIMENSIONS} are allowed", info.shape.len())));
+            return Err(refuse(format!(
+                "has {} dimensions; up to {MAX_DIMENSIONS} are allowed",
+                info.shape.len()
+            )));
         }
         let (start, end) = info.data_offsets;
         let bytes = match (data_start.checked_add(start), data_start.checked_add(end)) {

@@ -197,6 +197,14 @@ fn byte_level_alphabet() -> HashMap<char, u8> {
         .collect()
 }
 
+/// The characters that stand for the bytes 0 to 255, in that order.
+#[cfg(test)]
+pub(crate) fn byte_level_characters() -> Vec<char> {
+    let mut characters: Vec<(char, u8)> = byte_level_alphabet().into_iter().collect();
+    characters.sort_by_key(|(_, byte)| *byte);
+    characters.into_iter().map(|(character, _)| character).collect()
+}
+
 fn special_token(content: &str, special: bool) -> AddedToken {
     AddedToken::from(content, special).normalized(false)
 }

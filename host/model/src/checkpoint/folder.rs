@@ -123,7 +123,12 @@ impl Folder {
         for (tensor, file) in &index.weight_map {
             match tensors.get(tensor) {
                 Some(placed) if names[placed.file] == file => {}
-                _ => return Err(ModelError::tensor(tensor, format!("is not in {file}, where the index puts it"))),
+                _ => {
+                    return Err(ModelError::tensor(
+                        tensor,
+                        format!("is not in {file}, where the index puts it"),
+                    ));
+                }
             }
         }
         Ok((files, tensors))

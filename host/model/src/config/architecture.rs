@@ -21,7 +21,11 @@ impl Architecture {
             "qwen2" => Ok(Self::Qwen2),
             "qwen3" => Ok(Self::Qwen3),
             "mistral" => Ok(Self::Mistral),
-            other => Err(ModelError::unsupported("model_type", format!("\"{other}\""), "llama, qwen2, qwen3, mistral")),
+            other => Err(ModelError::unsupported(
+                "model_type",
+                format!("\"{other}\""),
+                "llama, qwen2, qwen3, mistral",
+            )),
         }
     }
 
@@ -31,9 +35,11 @@ impl Architecture {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
             "qwen3" => Ok(Self::Qwen3),
-            other => {
-                Err(ModelError::unsupported("general.architecture", format!("\"{other}\""), "llama, qwen2, qwen3"))
-            }
+            other => Err(ModelError::unsupported(
+                "general.architecture",
+                format!("\"{other}\""),
+                "llama, qwen2, qwen3",
+            )),
         }
     }
 

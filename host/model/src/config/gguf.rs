@@ -29,7 +29,8 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     };
     keys.refuse_unsupported(head_size)?;
     let context_length = keys.required("context_length")?;
-    let window = keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
+    let window =
+        keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
     match (architecture, window) {
         (_, None) => {}
         (Architecture::Llama, Some(_)) => architecture = Architecture::Mistral,
@@ -101,7 +102,11 @@ impl Keys<'_> {
         }
         for key in ["attention.value_length", "rope.dimension_count"] {
             if let Some(size) = self.size(key)?.filter(|size| *size != head_size) {
-                return Err(ModelError::unsupported(self.name(key), size, format!("the head size, {head_size}")));
+                return Err(ModelError::unsupported(
+                    self.name(key),
+                    size,
+                    format!("the head size, {head_size}"),
+                ));
             }
         }
         Ok(())
@@ -114,7 +119,10 @@ fn tensor<'a>(file: &'a GgufFile, name: &str) -> Option<&'a GgufTensor> {
 
 fn vocabulary_size(file: &GgufFile, keys: &Keys<'_>) -> Result<usize, ModelError> {
     let rows = tensor(file, EMBEDDING)
-        .ok_or_else(|| ModelError::TensorMissing { name: EMBEDDING.to_owned(), path: file.path().to_owned() })?
+        .ok_or_else(|| ModelError::TensorMissing {
+            name: EMBEDDING.to_owned(),
+            path: file.path().to_owned(),
+        })?
         .shape[0];
     if let Some(claimed) = keys.size("vocab_size")?.filter(|claimed| *claimed != rows) {
         return Err(ModelError::config(
@@ -153,7 +161,9 @@ fn rope(
         (Some("linear"), None) => {
             return Err(ModelError::config(keys.name("rope.scaling.factor"), "is missing"));
         }
-        (Some(other), _) => return Err(ModelError::unsupported(kind, format!("\"{other}\""), "none, linear")),
+        (Some(other), _) => {
+            return Err(ModelError::unsupported(kind, format!("\"{other}\""), "none, linear"));
+        }
     };
     let factors = tensor(file, ROPE_FACTORS).map(|tensor| read_factors(tensor, bytes)).transpose()?;
     let scaling = match (linear, factors) {

@@ -91,7 +91,10 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match read(value) {
             Some(value) => Ok(Some(value)),
-            None => Err(ModelError::config(format!("{}{key}", self.prefix), format!("{} is not {wanted}", brief(value)))),
+            None => Err(ModelError::config(
+                format!("{}{key}", self.prefix),
+                format!("{} is not {wanted}", brief(value)),
+            )),
         }
     }
 
@@ -258,7 +261,9 @@ fn layer_windows(
                 Some(window) => Ok(Some(window)),
                 None => Err(ModelError::config("sliding_window", "is missing, and layer_types asks for it")),
             },
-            _ => Err(ModelError::unsupported("layer_types", brief(kind), "full_attention, sliding_attention")),
+            _ => {
+                Err(ModelError::unsupported("layer_types", brief(kind), "full_attention, sliding_attention"))
+            }
         })
         .collect()
 }

@@ -56,7 +56,10 @@ impl Rope {
 
     pub(crate) fn check(&self, head_size: usize) -> Result<(), ModelError> {
         if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(ModelError::config("rope_theta", format!("{} is not a finite number of at least 1", self.theta)));
+            return Err(ModelError::config(
+                "rope_theta",
+                format!("{} is not a finite number of at least 1", self.theta),
+            ));
         }
         let positive = |key: &str, value: f32| match value.is_finite() && value > 0.0 {
             true => Ok(()),
@@ -84,7 +87,11 @@ impl Rope {
                 if factors.len() != head_size / 2 {
                     return Err(ModelError::tensor(
                         "rope_freqs.weight",
-                        format!("has {} values, a head of {head_size} needs {}", factors.len(), head_size / 2),
+                        format!(
+                            "has {} values, a head of {head_size} needs {}",
+                            factors.len(),
+                            head_size / 2
+                        ),
                     ));
                 }
                 factors.iter().try_for_each(|factor| positive("rope_freqs.weight", *factor))
@@ -131,8 +138,12 @@ mod tests {
 
     #[test]
     fn llama3_keeps_fast_pairs_divides_slow_ones_and_blends_between() {
-        let scaling =
-            RopeScaling::Llama3 { factor: 4.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 64 };
+        let scaling = RopeScaling::Llama3 {
+            factor: 4.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64,
+        };
         let plain = rope(RopeScaling::None).inverse_frequencies(16);
         let scaled = rope(scaling).inverse_frequencies(16);
         let ratios: Vec<f32> = plain.iter().zip(&scaled).map(|(a, b)| a / b).collect();

@@ -1,0 +1,388 @@
+//! Whole models: right ones of both formats, unsupported ones by name, and damaged ones of every kind.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::{Architecture, RopePairing, RopeScaling};
+use crate::executor::{CpuExecutor, ExecutorOptions};
+use crate::gguf::writer::{GgufWriter, tiny_llama};
+use crate::tokenizer::SpecialTokens;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
+}
+
+fn open_bytes(file: &[u8], name: &str) -> (tempfile::TempDir, Result<Checkpoint, ModelError>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, file).unwrap();
+    let opened = Checkpoint::open(&path);
+    (folder, opened)
+}
+
+fn open_gguf(writer: &GgufWriter) -> Result<Checkpoint, ModelError> {
+    open_bytes(&writer.build(), "tiny.gguf").1
+}
+
+/// The llama-gqa fixture with keys of its config.json replaced; null removes one.
+fn open_changed(changes: Value) -> Result<Checkpoint, ModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("llama-gqa");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    Checkpoint::open(folder.path())
+}
+
+#[test]
+fn tiny_models_of_every_architecture_open_with_their_flags() {
+    let open = |name: &str| Checkpoint::open(&fixture(name)).unwrap();
+    let llama = open("llama-gqa");
+    assert_eq!(llama.config().architecture, Architecture::Llama);
+    assert_eq!(
+        (llama.config().head_count, llama.config().kv_head_count, llama.config().head_size),
+        (4, 2, 16)
+    );
+    assert_eq!((llama.config().bos, llama.config().eos.as_slice()), (Some(1), &[2][..]));
+    assert_eq!(llama.config().rope.pairing, RopePairing::Halves);
+    assert!(!llama.config().tied_head && llama.has("lm_head.weight"));
+    let tied = open("llama-tied-rope3");
+    assert!(tied.config().tied_head);
+    assert!(matches!(tied.config().rope.scaling, RopeScaling::Llama3 { original_context: 64, .. }));
+    let qwen2 = open("qwen2-bias");
+    assert!(qwen2.config().qkv_bias && !qwen2.config().output_bias);
+    assert_eq!(qwen2.config().windows, [None; 3]);
+    let qwen3 = open("qwen3-qknorm");
+    assert!(qwen3.config().qk_norm);
+    assert_eq!(qwen3.config().head_size, 24);
+    let mistral = open("mistral-window");
+    assert_eq!(mistral.config().windows, [Some(16); 3]);
+    assert_eq!(mistral.tensor("model.norm.weight").unwrap().shape, [64]);
+    assert_eq!(mistral.tensors().count(), 3 + 3 * 9);
+    assert!(mistral.tokenizer().unwrap().is_none() && mistral.chat_template().unwrap().is_none());
+    assert_eq!(Checkpoint::open(&fixture("llama-gqa/model.safetensors")).unwrap().config(), llama.config());
+}
+
+#[test]
+fn a_gguf_model_opens_under_the_names_of_hugging_face() {
+    let checkpoint = open_gguf(&tiny_llama()).unwrap();
+    let config = checkpoint.config();
+    assert_eq!(config.rope.pairing, RopePairing::Interleaved);
+    assert!(config.tied_head && !config.add_bos);
+    assert_eq!(config.eos, [260, 261], "the end of the document ends a generation, too");
+    let k = checkpoint.tensor("model.layers.0.self_attn.k_proj.weight").unwrap();
+    assert_eq!((k.dtype, k.shape, k.data.len()), (DType::F32, &[4, 8][..], 128));
+    let tokenizer = checkpoint.tokenizer().unwrap().unwrap();
+    let ids = tokenizer.encode("hello 42<|im_end|>", SpecialTokens::Parse).unwrap();
+    assert_eq!((ids[0], ids.last()), (259, Some(&261)));
+    assert_eq!(tokenizer.decode(&ids, true), "hello 42");
+    let literal = tokenizer.encode("<|im_end|>", SpecialTokens::Literal).unwrap();
+    assert_eq!(literal.len(), "<|im_end|>".len());
+    let template = checkpoint.chat_template().unwrap().unwrap();
+    assert_eq!(template.render(&[json!({"content": "x"})], None, false).unwrap(), "x<|im_end|>");
+    checkpoint.release();
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().data.len(), 32);
+}
+
+#[test]
+fn variants_of_gguf_models_set_their_flags() {
+    let windowed = open_gguf(&tiny_llama().unsigned("llama.attention.sliding_window", 16)).unwrap();
+    assert_eq!(
+        (windowed.config().architecture, windowed.config().windows[0]),
+        (Architecture::Mistral, Some(16))
+    );
+    let factors =
+        tiny_llama().tensor("rope_freqs.weight", &[2], 0, [1f32.to_le_bytes(), 8f32.to_le_bytes()].concat());
+    assert_eq!(open_gguf(&factors).unwrap().config().rope.scaling, RopeScaling::Factors(vec![1.0, 8.0]));
+    let linear =
+        tiny_llama().string("llama.rope.scaling.type", "linear").float("llama.rope.scaling.factor", 4.0);
+    assert_eq!(open_gguf(&linear).unwrap().config().rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    let headed = open_gguf(&tiny_llama().weights("output.weight", &[262, 8])).unwrap();
+    assert!(!headed.config().tied_head);
+}
+
+#[test]
+fn what_a_gguf_file_asks_for_and_cannot_have_is_named() {
+    let nan = [1f32.to_le_bytes(), f32::NAN.to_le_bytes()].concat();
+    let cases = [
+        (tiny_llama().string("general.architecture", "mamba"), "general.architecture"),
+        (tiny_llama().without("general.architecture"), "general.architecture"),
+        (tiny_llama().unsigned("llama.expert_count", 8), "llama.expert_count"),
+        (
+            tiny_llama().string("llama.rope.scaling.type", "yarn").float("llama.rope.scaling.factor", 2.0),
+            "yarn",
+        ),
+        (tiny_llama().unsigned("llama.rope.dimension_count", 2), "llama.rope.dimension_count"),
+        (tiny_llama().unsigned("llama.block_count", 2), "model.layers.1."),
+        (tiny_llama().unsigned("llama.block_count", u32::MAX), "num_hidden_layers"),
+        (tiny_llama().unsigned("llama.block_count", 0), "num_hidden_layers"),
+        (tiny_llama().unsigned("llama.attention.head_count", 0), "head"),
+        (tiny_llama().unsigned("llama.attention.head_count_kv", 3), "num_key_value_heads"),
+        (tiny_llama().unsigned("llama.embedding_length", 16), "model.embed_tokens.weight"),
+        (tiny_llama().unsigned("llama.context_length", 0), "max_position_embeddings"),
+        (tiny_llama().float("llama.attention.layer_norm_rms_epsilon", f32::NAN), "rms_norm_eps"),
+        (tiny_llama().float("llama.rope.freq_base", f32::INFINITY), "rope_theta"),
+        (tiny_llama().string("llama.block_count", "one"), "llama.block_count"),
+        (tiny_llama().unsigned("tokenizer.ggml.eos_token_id", 262), "eos_token_id"),
+        (tiny_llama().tensor("rope_freqs.weight", &[2], 0, nan), "rope_freqs.weight"),
+        (tiny_llama().without("blk.0.ffn_up.weight"), "mlp.up_proj.weight"),
+        (tiny_llama().without("token_embd.weight"), "token_embd.weight"),
+        (tiny_llama().weights("blk.0.attn_qkv.weight", &[8, 8]), "blk.0.attn_qkv.weight"),
+        (tiny_llama().weights("blk.7.attn_q.weight", &[8, 8]), "model.layers.7."),
+    ];
+    for (writer, words) in cases {
+        let message = open_gguf(&writer).expect_err(words).to_string();
+        assert!(message.contains(words), "{message} does not name {words}");
+    }
+    let tokenizer =
+        |writer: GgufWriter| open_gguf(&writer).unwrap().tokenizer().expect_err("unsupported").to_string();
+    assert!(tokenizer(tiny_llama().string("tokenizer.ggml.pre", "klingon")).contains("tokenizer.ggml.pre"));
+    assert!(tokenizer(tiny_llama().string("tokenizer.ggml.model", "bert")).contains("tokenizer.ggml.model"));
+    assert!(tokenizer(tiny_llama().without("tokenizer.ggml.merges")).contains("tokenizer.ggml.merges"));
+}
+
+#[test]
+fn what_a_config_asks_for_and_cannot_have_is_named() {
+    let cases = [
+        (json!({"model_type": "mamba"}), "model_type"),
+        (json!({"model_type": 3}), "model_type"),
+        (json!({"architectures": ["LlamaForSequenceClassification"]}), "architectures"),
+        (json!({"hidden_act": "gelu"}), "hidden_act"),
+        (json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config"),
+        (json!({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}), "rope_parameters.rope_type"),
+        (
+            json!({"rope_parameters": null, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+            "rope_scaling.rope_type",
+        ),
+        (json!({"rope_parameters": {"rope_type": "linear"}}), "rope_parameters.factor"),
+        (json!({"rope_parameters": {"rope_type": "linear", "factor": -1}}), "factor"),
+        (json!({"rope_parameters": []}), "rope_parameters"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (json!({"hidden_size": null}), "hidden_size"),
+        (json!({"hidden_size": 1u64 << 40}), "hidden_size"),
+        (json!({"hidden_size": 1 << 21}), "hidden_size"),
+        (json!({"hidden_size": -64}), "hidden_size"),
+        (json!({"num_attention_heads": 0, "head_dim": null}), "head"),
+        (json!({"num_key_value_heads": 3}), "num_key_value_heads"),
+        (json!({"head_dim": 15}), "head_dim"),
+        (json!({"head_dim": 8}), "q_proj"),
+        (json!({"vocab_size": 1u64 << 31}), "vocab_size"),
+        (json!({"vocab_size": 321}), "model.embed_tokens.weight"),
+        (json!({"num_hidden_layers": 4}), "model.layers.3."),
+        (json!({"num_hidden_layers": 2}), "model.layers.2."),
+        (json!({"num_hidden_layers": 4_000_000_000u64}), "num_hidden_layers"),
+        (json!({"rms_norm_eps": "small"}), "rms_norm_eps"),
+        (json!({"rms_norm_eps": 1e300}), "rms_norm_eps"),
+        (json!({"attention_bias": true}), "q_proj.bias"),
+        (json!({"eos_token_id": [2, 320]}), "eos_token_id"),
+        (json!({"eos_token_id": "</s>"}), "eos_token_id"),
+    ];
+    for (changes, words) in cases {
+        let message = open_changed(changes.clone()).expect_err(&changes.to_string()).to_string();
+        assert!(message.contains(words), "{changes}: {message}");
+    }
+}
+
+#[test]
+fn old_spellings_and_lists_of_end_tokens_are_read() {
+    let old = json!({"rope_parameters": null, "rope_theta": 500000.0, "eos_token_id": [2, 7, 2],
+        "rope_scaling": {"type": "linear", "factor": 2.0}});
+    let checkpoint = open_changed(old).unwrap();
+    assert_eq!(checkpoint.config().rope.theta, 500000.0);
+    assert_eq!(checkpoint.config().rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(checkpoint.config().eos, [2, 7]);
+    let silent = open_changed(json!({"tie_word_embeddings": null})).unwrap();
+    assert!(!silent.config().tied_head, "the file has a head");
+}
+
+#[test]
+fn files_beside_the_weights_add_end_tokens_bos_and_a_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let write =
+        |name: &str, value: Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("llama-gqa").join(name), folder.path().join(name)).unwrap();
+    }
+    let token = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "single_word": false,
+        "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    write("generation_config.json", json!({"eos_token_id": [2, 5]}));
+    write(
+        "tokenizer.json",
+        json!({"version": "1.0", "added_tokens": [token(0, "<s>"), token(1, "<|im_end|>")],
+            "post_processor": {"type": "Sequence", "processors": [{"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}]},
+            "model": {"type": "BPE", "vocab": {"<s>": 0, "<|im_end|>": 1, "a": 2}, "merges": []}}),
+    );
+    let templates =
+        json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}!"}]);
+    write("tokenizer_config.json", json!({"bos_token": {"content": "<s>"}, "chat_template": templates}));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.config().eos, [1, 2, 5]);
+    assert!(checkpoint.config().add_bos);
+    assert_eq!(checkpoint.chat_template().unwrap().unwrap().render(&[], None, false).unwrap(), "<s>!");
+    let tokenizer = checkpoint.tokenizer().unwrap().unwrap();
+    assert_eq!(tokenizer.encode("a", SpecialTokens::Parse).unwrap(), [2], "no BOS is added");
+    std::fs::write(folder.path().join("chat_template.jinja"), "first").unwrap();
+    assert_eq!(checkpoint.chat_template().unwrap().unwrap().source(), "first");
+}
+
+#[test]
+fn sharded_weights_are_found_through_the_index_which_cannot_lead_out_of_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("llama-gqa");
+    std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut map = serde_json::Map::new();
+    for part in 0..2 {
+        let name = format!("model-0000{part}.safetensors");
+        let tensors: Vec<_> = whole.iter().filter(|(name, _)| name.len() % 2 == part).collect();
+        map.extend(tensors.iter().map(|(tensor, _)| ((*tensor).to_owned(), json!(name))));
+        std::fs::write(folder.path().join(&name), safetensors::serialize(tensors, None).unwrap()).unwrap();
+    }
+    let write_index = |map: &serde_json::Map<String, Value>| {
+        let path = folder.path().join("model.safetensors.index.json");
+        std::fs::write(path, json!({"metadata": {}, "weight_map": map}).to_string()).unwrap();
+    };
+    write_index(&map);
+    let sharded = Checkpoint::open(folder.path()).unwrap();
+    let single = Checkpoint::open(&source).unwrap();
+    assert_eq!(sharded.config(), single.config());
+    for tensor in single.tensors() {
+        assert_eq!(sharded.tensor(tensor.name).unwrap().data, tensor.data, "{}", tensor.name);
+    }
+    let with = |name: &str, file: &str| {
+        let mut map = map.clone();
+        map.insert(name.to_owned(), json!(file));
+        write_index(&map);
+        Checkpoint::open(folder.path()).expect_err("the index is wrong").to_string()
+    };
+    assert!(with("x", "../model.safetensors").contains("not in its folder"));
+    assert!(with("x", "/etc/passwd").contains("not in its folder"));
+    assert!(with("x", "model-00000.safetensors").contains("`x`"));
+    assert!(with("x", "absent.safetensors").contains("absent.safetensors"));
+}
+
+#[test]
+fn paths_that_hold_no_model_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let message = |path: &Path| Checkpoint::open(path).expect_err("no model").to_string();
+    assert!(message(folder.path()).contains("neither config.json nor a GGUF file"));
+    assert!(message(&folder.path().join("absent")).contains("absent"));
+    std::fs::write(folder.path().join("a.gguf"), tiny_llama().build()).unwrap();
+    assert!(Checkpoint::open(folder.path()).is_ok());
+    std::fs::write(folder.path().join("b.gguf"), "").unwrap();
+    assert!(message(folder.path()).contains("2 GGUF files"));
+    assert!(message(&folder.path().join("b.gguf")).contains("empty"));
+    std::fs::write(folder.path().join("config.json"), "{\"model_type\": ").unwrap();
+    assert!(message(folder.path()).contains("config.json"));
+}
+
+/// Opens a file that may be anything and uses all of it that can be used.
+fn exercise(folder: &Path, name: &str, file: &[u8]) -> bool {
+    let path = folder.join(name);
+    std::fs::write(&path, file).unwrap();
+    let Ok(checkpoint) = Checkpoint::open(&path) else { return false };
+    for tensor in checkpoint.tensors() {
+        let values: usize = tensor.shape.iter().product();
+        assert!(tensor.dtype.block_len() * tensor.data.len() == tensor.dtype.block_bytes() * values);
+    }
+    let _ = checkpoint.chat_template();
+    if let Ok(Some(tokenizer)) = checkpoint.tokenizer() {
+        let ids = tokenizer.encode("hello <|im_end|> 1", SpecialTokens::Parse).unwrap_or_default();
+        tokenizer.decode(&ids, false);
+    }
+    let options = ExecutorOptions {
+        threads: Some(1),
+        kv_tokens: 64,
+        max_batch_tokens: 8,
+        ..ExecutorOptions::default()
+    };
+    let _ = CpuExecutor::load(&checkpoint, options);
+    true
+}
+
+fn random(state: &mut u64) -> usize {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) as usize
+}
+
+/// Replaces one to four bytes of the first `head` by others that tend to hurt.
+fn mutate(file: &mut [u8], head: usize, state: &mut u64) {
+    for _ in 0..1 + random(state) % 4 {
+        let at = random(state) % head.min(file.len());
+        file[at] = match random(state) % 5 {
+            0 => 0,
+            1 => 0xff,
+            2 => file[at] ^ (1 << (random(state) % 8)),
+            3 => file[at].wrapping_add(1),
+            _ => random(state) as u8,
+        };
+    }
+}
+
+#[test]
+fn damaged_gguf_files_are_errors_or_whole_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = tiny_llama().build();
+    assert!(exercise(folder.path(), "x.gguf", &file));
+    for length in (0..file.len()).step_by(11) {
+        assert!(!exercise(folder.path(), "x.gguf", &file[..length]), "cut to {length} bytes");
+    }
+    let mut state = 1;
+    let opened = (0..4000).filter(|_| {
+        let mut damaged = file.clone();
+        mutate(&mut damaged, 8192, &mut state);
+        exercise(folder.path(), "x.gguf", &damaged)
+    });
+    assert!((1..4000).contains(&opened.count()), "some damage is harmless and some is not");
+}
+
+#[test]
+fn damaged_safetensors_files_are_errors_or_whole_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("llama-gqa");
+    std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
+    let file = std::fs::read(source.join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize + 8;
+    for length in [0, 1, 7, 8, 9, header - 1, header, header + 1, file.len() - 1] {
+        assert!(!exercise(folder.path(), "model.safetensors", &file[..length]), "cut to {length} bytes");
+    }
+    for claimed in [0, 1, header as u64, 100_000_000, u64::MAX] {
+        let mut lying = file.clone();
+        lying[..8].copy_from_slice(&claimed.to_le_bytes());
+        assert!(!exercise(folder.path(), "model.safetensors", &lying), "a header of {claimed} bytes");
+    }
+    let mut state = 2;
+    let opened = (0..300).filter(|_| {
+        let mut damaged = file.clone();
+        mutate(&mut damaged, header, &mut state);
+        exercise(folder.path(), "model.safetensors", &damaged)
+    });
+    assert!(opened.count() < 300, "damage to a header is noticed");
+}
+
+#[test]
+fn damaged_config_files_are_errors_or_whole_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("mistral-window");
+    let weights = std::fs::read(source.join("model.safetensors")).unwrap();
+    let config = std::fs::read(source.join("config.json")).unwrap();
+    let mut state = 3;
+    for _ in 0..300 {
+        let mut damaged = config.clone();
+        mutate(&mut damaged, config.len(), &mut state);
+        std::fs::write(folder.path().join("config.json"), &damaged).unwrap();
+        exercise(folder.path(), "model.safetensors", &weights);
+    }
+}
