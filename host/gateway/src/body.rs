@@ -46,14 +46,16 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        let message = error.into_inner().to_string();
+        let error = error.into_inner();
         match path.as_str() {
-            "." | "?" => ApiError::new(
-                StatusCode::BAD_REQUEST,
-                "invalid_json",
-                format!("the body is not valid: {message}"),
-            ),
-            _ => ApiError::parameter(&path, format!("`{path}`: {message}")),
+            // Of a text that is no JSON the place says nothing.
+            path if error.is_data() && !matches!(path, "." | "?") => {
+                ApiError::parameter(path, format!("`{path}`: {error}"))
+            }
+            _ => {
+                let message = format!("the body is not valid: {error}");
+                ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message)
+            }
         }
     })?;
     deserializer.end().map_err(|error| {

@@ -299,7 +299,7 @@ mod tests {
             ..tool()
         };
         for template in [ChatTemplate::chatml_default(), ChatTemplate::new(NATIVE, None, None).unwrap()] {
-            let (rendering, tokens) = rendered(&template, &messages, &[evil_tool.clone()]);
+            let (rendering, tokens) = rendered(&template, &messages, std::slice::from_ref(&evil_tool));
             let (_, harmless) = rendered(&template, &harmless, &[tool()]);
             assert_eq!(specials(&tokens), specials(&harmless));
             assert_eq!(tokenizer.decode(&tokens, false), rendering.text);
