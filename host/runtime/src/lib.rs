@@ -23,6 +23,8 @@ mod options;
 mod route;
 mod session;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod tools;
 
 pub use agent_host::AgentHost;

@@ -228,6 +228,8 @@ fn chat_options(turn: &Turn, options: GenerateOptions) -> Result<ChatOptions, Er
             inference::ToolChoice::Required => ToolChoice::Required,
             inference::ToolChoice::Named(name) => ToolChoice::Named(name),
         },
+        // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
+        parallel_tool_calls: false,
         output: constraint(options.output)?,
         sampling,
         seed,

@@ -1,0 +1,101 @@
+//! A host with a tiny model of random weights, and short ways to ask it.
+
+use super::guest::Guest;
+use crate::{
+    AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
+};
+use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_store::Store;
+use std::{path::Path, sync::Arc};
+
+pub(super) struct Host {
+    pub(super) agents: AgentHost,
+    store: Store,
+    models: ModelSet,
+}
+
+impl Host {
+    pub(super) async fn start() -> Host {
+        Host::with(RuntimeOptions::default()).await
+    }
+
+    pub(super) async fn with(options: RuntimeOptions) -> Host {
+        let engine = Engine::start(tiny_model(), EngineOptions::default()).expect("the engine starts");
+        let models = ModelSet::new(engine);
+        let store = Store::in_memory().await.expect("a database in memory");
+        Host { agents: start(&store, &models, options).await, store, models }
+    }
+
+    /// Another host on the same store, as after a restart.
+    pub(super) async fn restart(self) -> Host {
+        let Host { agents, store, models } = self;
+        drop(agents);
+        Host { agents: start(&store, &models, small(RuntimeOptions::default())).await, store, models }
+    }
+
+    pub(super) async fn deploy(
+        &self,
+        name: &str,
+        more: &str,
+        guest: Guest,
+    ) -> Result<AgentSummary, RuntimeError> {
+        let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}"))?;
+        self.agents.deploy(manifest, guest.component()).await
+    }
+
+    pub(super) async fn invoke(
+        &self,
+        agent: &str,
+        session: &str,
+        text: &str,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.agents.invoke(invocation(agent, session, text)).await
+    }
+
+    pub(super) async fn ask(&self, agent: &str, session: &str, text: &str) -> Result<Outcome, RuntimeError> {
+        self.invoke(agent, session, text).await?.outcome().await
+    }
+
+    /// The answer of a turn that must go well.
+    pub(super) async fn answer(&self, agent: &str, session: &str, text: &str) -> String {
+        self.ask(agent, session, text).await.expect("the turn goes well").text
+    }
+}
+
+pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
+    Invocation {
+        principal: "tester".into(),
+        agent: agent.into(),
+        session: session.into(),
+        text: text.into(),
+        data: None,
+        origin: Origin::Direct,
+        deadline: None,
+        idempotency_key: None,
+    }
+}
+
+async fn start(store: &Store, models: &ModelSet, options: RuntimeOptions) -> AgentHost {
+    AgentHost::start(store.clone(), models.clone(), small(options)).await.expect("the host starts")
+}
+
+/// Tests run many hosts at once; each reserves address space for its instances.
+fn small(options: RuntimeOptions) -> RuntimeOptions {
+    RuntimeOptions { max_instances: options.max_instances.min(16), ..options }
+}
+
+fn tiny_model() -> LoadedModel {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
+    let options = ExecutorOptions { threads: Some(1), kv_tokens: 8 << 10, ..ExecutorOptions::default() };
+    let tokenizer =
+        std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
+    LoadedModel {
+        name: "tiny".into(),
+        config: checkpoint.config().clone(),
+        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
+        template: Arc::new(ChatTemplate::chatml_default()),
+        executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
+    }
+}

@@ -1,0 +1,115 @@
+//! Guests that do their worst. Each gets a typed error, and the host goes on.
+
+use super::{
+    fixture::Host,
+    guest::{Guest, spinner},
+};
+use crate::RuntimeError;
+use std::time::{Duration, Instant};
+
+const TIGHT: &str = "[limits]\nmemory_mb = 4\ncpu_ms = 50";
+
+/// The error of one turn; after it, the host answers others.
+async fn verdict(limits: &str, guest: Guest) -> RuntimeError {
+    let host = Host::start().await;
+    host.deploy("hostile", limits, guest).await.expect("it can be deployed");
+    let error = host.ask("hostile", "s", "go").await.expect_err("the turn must fail");
+    host.deploy("good", "", spinner()).await.expect("the host goes on");
+    assert_eq!(host.answer("good", "s", "hello").await, "hello");
+    error
+}
+
+fn limit(error: &RuntimeError) -> &'static str {
+    match error {
+        RuntimeError::LimitExceeded { limit, .. } => limit,
+        other => panic!("no limit was exceeded: {other}"),
+    }
+}
+
+#[tokio::test]
+async fn an_endless_loop_ends_at_cpu_ms() {
+    let error = verdict(TIGHT, Guest { on_message: "(loop $again (br $again))", ..Guest::default() }).await;
+    assert_eq!(limit(&error), "cpu_ms");
+}
+
+#[tokio::test]
+async fn endless_loops_at_start_and_in_describe_are_refused_at_deployment() {
+    let host = Host::start().await;
+    let start = Guest { module: "(start $spin) (func $spin (loop $again (br $again)))", ..Guest::default() };
+    let describe = Guest { describe: "(loop $again (br $again))", ..Guest::default() };
+    for guest in [start, describe] {
+        let message = host.deploy("hostile", TIGHT, guest).await.expect_err("it never ends").to_string();
+        assert!(message.contains("cpu_ms"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn memory_ends_at_memory_mb() {
+    let grow = r#"(loop $again
+        (if (i32.eq (memory.grow (i32.const 16)) (i32.const -1)) (then unreachable)) (br $again))"#;
+    let error = verdict(TIGHT, Guest { on_message: grow, ..Guest::default() }).await;
+    assert_eq!(limit(&error), "memory_mb");
+    let host = Host::start().await;
+    let message =
+        host.deploy("big", TIGHT, Guest { pages: 100, ..Guest::default() }).await.expect_err("6.25 MiB");
+    assert!(message.to_string().contains("memory_mb"), "{message}");
+}
+
+#[tokio::test]
+async fn deep_recursion_ends_at_the_stack() {
+    let recurse = "(drop (call $recurse (i32.const 0)))";
+    assert_eq!(limit(&verdict("", Guest { on_message: recurse, ..Guest::default() }).await), "stack");
+}
+
+#[tokio::test]
+async fn a_trap_and_a_pointer_to_nowhere_are_traps() {
+    let nowhere = "(local.set $length (i32.const -1))";
+    for instructions in ["unreachable", nowhere] {
+        let error = verdict("", Guest { on_message: instructions, ..Guest::default() }).await;
+        assert_eq!(error.code(), "agent_trapped", "{error}");
+    }
+}
+
+#[tokio::test]
+async fn arguments_and_replies_are_bounded_whatever_memory_the_guest_has() {
+    let log = Guest {
+        module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#,
+        on_message: "(call $log (i32.const 1) (i32.const 0) (i32.const 50000000))",
+        pages: 800,
+        ..Guest::default()
+    };
+    assert_eq!(verdict("", log).await.code(), "agent_trapped");
+    let reply = Guest {
+        on_message: "(local.set $text (i32.const 100000)) (local.set $length (i32.const 20000000))",
+        pages: 800,
+        ..Guest::default()
+    };
+    assert_eq!(limit(&verdict("", reply).await), "reply_bytes");
+}
+
+#[tokio::test]
+async fn handles_that_are_never_dropped_are_bounded() {
+    let leak = Guest {
+        module: r#"
+            (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+                (func $open (param i32 i32 i32 i32 i32 i32)))
+            (data (i32.const 512) "main")"#,
+        on_message: r#"(loop $again
+            (call $open (i32.const 512) (i32.const 4) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 600))
+            (br $again))"#,
+        ..Guest::default()
+    };
+    assert_eq!(limit(&verdict("", leak).await), "resources");
+}
+
+#[tokio::test]
+async fn a_turn_ends_at_its_own_and_its_callers_deadline() {
+    let host = Host::start().await;
+    host.deploy("own", "[limits]\ncpu_ms = 30000\nturn_ms = 50", spinner()).await.expect("valid");
+    assert_eq!(host.ask("own", "s", "spin").await.expect_err("50 ms").code(), "deadline_exceeded");
+    host.deploy("callers", "[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
+    let mut invocation = super::fixture::invocation("callers", "s", "spin");
+    invocation.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let handle = host.agents.invoke(invocation).await.expect("taken");
+    assert_eq!(handle.outcome().await.expect_err("50 ms").code(), "deadline_exceeded");
+}

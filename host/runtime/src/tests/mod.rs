@@ -1,0 +1,8 @@
+//! Agents end to end inside this crate: components written as WebAssembly text, against a tiny model.
+
+mod deploying;
+mod fixture;
+mod guest;
+mod hostile;
+mod inference;
+mod sessions;

@@ -1,0 +1,180 @@
+//! Sessions: one turn at a time, all of a turn or nothing, and nothing without a bound.
+
+use super::{
+    fixture::{Host, invocation},
+    guest::{Guest, counter, echo, spinner},
+};
+use crate::{RunHandle, RuntimeOptions};
+use std::time::Duration;
+
+/// Enough CPU that a test ends it and not the limit.
+const PATIENT: &str = "[limits]\ncpu_ms = 30000";
+
+async fn code(handle: RunHandle) -> &'static str {
+    handle.outcome().await.expect_err("the turn must fail").code()
+}
+
+#[tokio::test]
+async fn state_is_committed_with_its_turn_and_survives_a_restart() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    assert_eq!(host.answer("count", "a", "go").await, "x");
+    assert_eq!(host.answer("count", "a", "go").await, "xx");
+    assert_eq!(host.answer("count", "b", "go").await, "x");
+    let host = host.restart().await;
+    assert!(host.agents.failed_agents().is_empty());
+    assert_eq!(host.answer("count", "a", "go").await, "xxx");
+    let session = host.agents.session("count", "a").await.expect("it is there");
+    assert_eq!(
+        (session.summary.turns, session.state_keys, session.state_bytes),
+        (3, vec!["n".to_owned()], 4)
+    );
+}
+
+#[tokio::test]
+async fn a_turn_that_fails_leaves_nothing_but_its_log() {
+    let host = Host::start().await;
+    let logging = Guest {
+        module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))
+            (data (i32.const 512) "oh no")"#,
+        on_message: "(call $log (i32.const 3) (i32.const 512) (i32.const 5)) unreachable",
+        ..Guest::default()
+    };
+    host.deploy("broken", "", logging).await.expect("valid");
+    let error = host.ask("broken", "s", "go").await.expect_err("it traps").to_string();
+    assert!(error.contains("it last logged: oh no"), "{error}");
+    let logs = host.agents.logs("broken", 0, 10).await.expect("it is there");
+    assert_eq!(
+        (logs.len(), logs[0].level.as_str(), logs[0].message.as_str(), logs[0].turn),
+        (1, "error", "oh no", 1)
+    );
+    assert_eq!(host.agents.session("broken", "s").await.expect_err("no turn").code(), "session_not_found");
+
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    host.ask("count", "s", "!").await.expect_err("it writes and traps");
+    assert_eq!(host.answer("count", "s", "go").await, "xx");
+}
+
+#[tokio::test]
+async fn a_repeated_key_gives_the_same_outcome_and_runs_once() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    let mut keyed = invocation("count", "s", "go");
+    keyed.idempotency_key = Some("k".into());
+    for _ in 0..2 {
+        let outcome =
+            host.agents.invoke(keyed.clone()).await.expect("taken").outcome().await.expect("goes well");
+        assert_eq!((outcome.text.as_str(), outcome.turn), ("x", 1));
+    }
+    assert_eq!(host.answer("count", "s", "go").await, "xx");
+    keyed.idempotency_key = Some(String::new());
+    assert_eq!(host.agents.invoke(keyed).await.expect_err("an empty key").code(), "invalid_message");
+}
+
+#[tokio::test]
+async fn a_full_mailbox_refuses_and_others_go_on() {
+    let host = Host::with(RuntimeOptions { mailbox: 2, ..RuntimeOptions::default() }).await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let mut taken = Vec::new();
+    let refused = loop {
+        match host.invoke("spin", "s", "spin").await {
+            Ok(handle) => taken.push(handle),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.code(), "mailbox_full");
+    assert!((2..=3).contains(&taken.len()), "one runs and two wait: {}", taken.len());
+    assert_eq!(host.answer("spin", "other", "hello").await, "hello");
+    drop(taken);
+    assert_eq!(host.answer("spin", "s", "hello").await, "hello");
+}
+
+#[tokio::test]
+async fn dropping_the_handle_cancels_the_turn_and_the_next_one_runs() {
+    let host = Host::start().await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let mut handle = host.invoke("spin", "s", "spin").await.expect("taken");
+    handle.next().await.expect("it starts").expect("it starts");
+    drop(handle);
+    let outcome = host.ask("spin", "s", "hello").await.expect("goes well");
+    assert_eq!(outcome.turn, 1);
+}
+
+#[tokio::test]
+async fn sessions_over_the_bound_are_unloaded_and_keep_their_state() {
+    let host = Host::with(RuntimeOptions { max_sessions_loaded: 2, ..RuntimeOptions::default() }).await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    for expected in ["x", "xx"] {
+        for session in ["a", "b", "c", "d"] {
+            assert_eq!(host.answer("count", session, "go").await, expected);
+            assert!(host.agents.loaded_sessions() <= 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn when_all_loaded_sessions_are_busy_a_new_one_is_refused() {
+    let host = Host::with(RuntimeOptions { max_sessions_loaded: 1, ..RuntimeOptions::default() }).await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let busy = host.invoke("spin", "a", "spin").await.expect("taken");
+    assert_eq!(host.invoke("spin", "b", "hello").await.expect_err("no room").code(), "mailbox_full");
+    drop(busy);
+}
+
+#[tokio::test]
+async fn an_idle_session_is_unloaded() {
+    let options = RuntimeOptions { session_idle: Duration::ZERO, ..RuntimeOptions::default() };
+    let host = Host::with(options).await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    assert_eq!(host.answer("count", "s", "go").await, "x");
+    while host.agents.loaded_sessions() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(host.answer("count", "s", "go").await, "xx");
+}
+
+#[tokio::test]
+async fn a_deleted_session_begins_again_and_a_deleted_agent_is_gone() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    host.agents.delete_session("count", "s").await.expect("it is there");
+    assert_eq!(
+        host.agents.delete_session("count", "s").await.expect_err("no more").code(),
+        "session_not_found"
+    );
+    assert_eq!(host.answer("count", "s", "go").await, "x");
+
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let mut running = host.invoke("spin", "s", "spin").await.expect("taken");
+    running.next().await.expect("it starts").expect("it starts");
+    host.agents.delete("spin").await.expect("it is there");
+    assert_eq!(code(running).await, "cancelled");
+    assert_eq!(host.ask("spin", "s", "hello").await.expect_err("gone").code(), "agent_not_found");
+    assert_eq!(host.agents.delete("spin").await.expect_err("gone").code(), "agent_not_found");
+}
+
+#[tokio::test]
+async fn a_drain_lets_turns_end_until_its_deadline_and_takes_no_more() {
+    let host = Host::start().await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let ends = host.invoke("spin", "a", "hello").await.expect("taken");
+    let runs_on = host.invoke("spin", "b", "spin").await.expect("taken");
+    host.agents.drain(Duration::from_millis(200)).await;
+    assert_eq!(ends.outcome().await.expect("it ends in time").text, "hello");
+    assert_eq!(code(runs_on).await, "cancelled");
+    assert_eq!(host.invoke("spin", "a", "hello").await.expect_err("closed").code(), "shutting_down");
+    assert_eq!(host.deploy("late", "", echo()).await.expect_err("closed").code(), "shutting_down");
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_are_refused_before_anything_runs() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    for (agent, session, code) in
+        [("Echo", "s", "invalid_name"), ("echo", "a/b", "invalid_name"), ("nobody", "s", "agent_not_found")]
+    {
+        assert_eq!(host.invoke(agent, session, "hi").await.expect_err(agent).code(), code);
+    }
+}
