@@ -6,15 +6,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent_source;
 pub mod catalog;
-//pub mod client;
-//pub mod commands;
-//pub mod config;
-//pub mod embedded;
-//pub mod failure;
+pub mod client;
+pub mod commands;
+pub mod config;
+pub mod embedded;
+pub mod failure;
 pub mod guest_build;
-//pub mod logging;
+pub mod logging;
 pub mod places;
 pub mod progress;
-//pub mod server;
-//pub mod style;
+pub mod server;
+pub mod style;

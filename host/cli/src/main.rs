@@ -1,1 +1,19 @@
-fn main() {}
+//! The binary: parse, run, report.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use skep_cli::commands::Cli;
+use skep_cli::failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if failure::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            failure::report(&error);
+            ExitCode::from(failure::exit_code(&error))
+        }
+    }
+}

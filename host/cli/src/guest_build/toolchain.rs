@@ -57,10 +57,10 @@ impl Toolchain {
 
 /// The toolchain that is ready now for the crate in `dir`, if there is one. Changes nothing.
 pub fn probe(dir: &Path) -> Result<Option<Toolchain>> {
-    if !only_distribution() {
-        if let Some(toolchain) = active(dir)? {
-            return Ok(Some(toolchain));
-        }
+    if !only_distribution()
+        && let Some(toolchain) = active(dir)?
+    {
+        return Ok(Some(toolchain));
     }
     Ok(distribution::unpacked()?
         .map(|(root, version)| Toolchain { way: ToolchainWay::Distribution(root), version }))

@@ -1,0 +1,145 @@
+//! What a person names when an agent is to be deployed: a folder with its source, or a finished `.wasm` file.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use skep_runtime::Manifest;
+
+use crate::guest_build::{self, BuildRequest, GuestTarget};
+use crate::progress::Progress;
+
+/// An agent that is ready to be deployed.
+pub struct AgentSource {
+    pub manifest: Manifest,
+    /// The text that the host is sent.
+    pub manifest_toml: String,
+    pub component: Vec<u8>,
+}
+
+impl AgentSource {
+    /// Reads, and where needed builds, the agent that `path` names. `manifest` replaces the one that lies there.
+    pub fn load(path: &Path, manifest: Option<&Path>, progress: &dyn Progress) -> Result<Self> {
+        if path.is_dir() {
+            let manifest = manifest.map_or_else(|| path.join("agent.toml"), Path::to_path_buf);
+            return Self::from_folder(path, &manifest, progress);
+        }
+        if !path.exists() {
+            bail!("{} does not exist\n  hint: name the folder of an agent, or a .wasm file", path.display());
+        }
+        Self::from_file(path, manifest)
+    }
+
+    fn from_folder(dir: &Path, manifest_path: &Path, progress: &dyn Progress) -> Result<Self> {
+        let (manifest, manifest_toml) = read_manifest(manifest_path)?;
+        let component = match (&manifest.build, &manifest.component) {
+            (Some(build), Some(component)) => {
+                run_build_command(dir, &build.command, progress)?;
+                read_component(&dir.join(component))?
+            }
+            (Some(_), None) => bail!(
+                "{} has a [build] command but no `component`\n  hint: add `component = \"PATH\"`, where the command \
+                 leaves the .wasm file; or drop [build], and skep builds the crate",
+                manifest_path.display()
+            ),
+            (None, Some(component)) => read_component(&dir.join(component))?,
+            (None, None) => {
+                let request = BuildRequest { dir: dir.to_path_buf(), target: GuestTarget::Library };
+                guest_build::build(&request, progress)?.component
+            }
+        };
+        Ok(Self { manifest, manifest_toml, component })
+    }
+
+    fn from_file(path: &Path, manifest: Option<&Path>) -> Result<Self> {
+        let component = read_component(path)?;
+        let beside = path.with_file_name("agent.toml");
+        let (manifest, manifest_toml) = match manifest {
+            Some(given) => read_manifest(given)?,
+            None if beside.is_file() => read_manifest(&beside)?,
+            None => {
+                let stem = path.file_stem().unwrap_or_default().to_string_lossy().replace('_', "-");
+                let text = format!("name = {stem:?}\n");
+                let manifest = Manifest::from_toml(&text).with_context(|| {
+                    format!("{stem:?} is no name for an agent\n  hint: pass --manifest agent.toml")
+                })?;
+                (manifest, text)
+            }
+        };
+        Ok(Self { manifest, manifest_toml, component })
+    }
+}
+
+fn read_manifest(path: &Path) -> Result<(Manifest, String)> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            bail!("there is no {}\n  hint: `skep new NAME` makes an agent with one", path.display())
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let manifest = Manifest::from_toml(&text).with_context(|| path.display().to_string())?;
+    Ok((manifest, text))
+}
+
+fn read_component(path: &Path) -> Result<Vec<u8>> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    guest_build::encode(&bytes).with_context(|| path.display().to_string())
+}
+
+fn run_build_command(dir: &Path, line: &str, progress: &dyn Progress) -> Result<()> {
+    let step = progress.begin(&format!("running `{line}`"), None);
+    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+    let output = Command::new(shell)
+        .arg(flag)
+        .arg(line)
+        .current_dir(dir)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run `{line}`"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{line}` in {} failed ({}):\n{}", dir.display(), output.status, said.trim_end());
+    }
+    step.finish("");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    const COMPONENT: [u8; 8] = [0, b'a', b's', b'm', 0x0d, 0, 1, 0];
+
+    #[test]
+    fn lone_component_is_named_after_its_file() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("my_agent.wasm");
+        std::fs::write(&path, COMPONENT).expect("file");
+        let source = AgentSource::load(&path, None, &Silent).expect("a component");
+        assert_eq!(source.manifest.name.as_str(), "my-agent");
+        assert_eq!(source.component, COMPONENT);
+    }
+
+    #[test]
+    fn build_command_of_the_manifest_makes_the_component() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        std::fs::write(dir.path().join("made"), COMPONENT).expect("file");
+        let manifest = "name = \"x\"\ncomponent = \"out.wasm\"\n[build]\ncommand = \"cp made out.wasm\"\n";
+        std::fs::write(dir.path().join("agent.toml"), manifest).expect("file");
+        let source = AgentSource::load(dir.path(), None, &Silent).expect("built");
+        assert_eq!(source.component, COMPONENT);
+        let failing = manifest.replace("cp made", "cp unmade");
+        std::fs::write(dir.path().join("agent.toml"), failing).expect("file");
+        let error = AgentSource::load(dir.path(), None, &Silent).err().expect("cp fails").to_string();
+        assert!(error.contains("cp unmade out.wasm"), "{error}");
+    }
+
+    #[test]
+    fn folder_without_a_manifest_is_told_what_is_missing() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let error = AgentSource::load(dir.path(), None, &Silent).err().expect("empty").to_string();
+        assert!(error.contains("agent.toml") && error.contains("skep new"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Talking to a running host over its public HTTP interface, as any other client would.
+
+mod events;
+mod wire;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use reqwest::{Method, RequestBuilder, Response, Url, header};
+use serde::de::DeserializeOwned;
+
+use crate::failure::{Refused, Unreachable, Usage};
+pub use events::TurnStream;
+pub use wire::{Agent, LogLine, Timing, ToolCall, Turn, TurnEvent, Usage as TokenUsage};
+
+/// The environment variable that names another host.
+pub const URL_VARIABLE: &str = "SKEP_URL";
+/// Where `skep up` listens unless told otherwise.
+pub const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// A host by its address.
+#[derive(Debug, Clone)]
+pub struct Client {
+    base: Url,
+    http: reqwest::Client,
+}
+
+impl Client {
+    /// `url` as given, or `$SKEP_URL`, or the default.
+    pub fn new(url: Option<&str>) -> Result<Self> {
+        let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
+        let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let base = Url::parse(&url).ok().filter(|base| base.scheme() == "http" && base.has_host());
+        let Some(base) = base else {
+            bail!(Usage(format!(
+                "{url:?} is not the address of a host\n  hint: it looks like {DEFAULT_URL}"
+            )));
+        };
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()
+            .context("cannot set up the HTTP client")?;
+        Ok(Self { base, http })
+    }
+
+    /// Deploys a component under the text of an `agent.toml`.
+    pub async fn deploy(&self, manifest: &str, component: Vec<u8>) -> Result<Agent> {
+        let component = reqwest::multipart::Part::bytes(component).file_name("agent.wasm");
+        let form = reqwest::multipart::Form::new()
+            .text("manifest", manifest.to_owned())
+            .part("component", component);
+        self.json(self.request(Method::POST, &["v1", "agents"]).multipart(form)).await
+    }
+
+    pub async fn agents(&self) -> Result<Vec<Agent>> {
+        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
+        Ok(list.data)
+    }
+
+    /// Sends a message and waits for the whole answer.
+    pub async fn send(&self, agent: &str, session: &str, text: &str) -> Result<Turn> {
+        self.json(self.message(agent, session, text)).await
+    }
+
+    /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
+    pub async fn stream(&self, agent: &str, session: &str, text: &str) -> Result<TurnStream> {
+        let request = self.message(agent, session, text).header(header::ACCEPT, "text/event-stream");
+        Ok(TurnStream::new(self.answer(request).await?))
+    }
+
+    /// Log lines after the id `after`; without it the newest ones.
+    pub async fn logs(&self, agent: &str, after: Option<i64>, limit: u32) -> Result<Vec<LogLine>> {
+        let mut url = self.url(&["v1", "agents", agent, "logs"]);
+        url.query_pairs_mut().append_pair("limit", &limit.to_string());
+        if let Some(after) = after {
+            url.query_pairs_mut().append_pair("after", &after.to_string());
+        }
+        let request = self.http.get(url);
+        let list: wire::List<LogLine> = self.json(request).await?;
+        Ok(list.data)
+    }
+
+    fn message(&self, agent: &str, session: &str, text: &str) -> RequestBuilder {
+        let path = ["v1", "agents", agent, "sessions", session, "messages"];
+        self.request(Method::POST, &path).json(&serde_json::json!({"text": text}))
+    }
+
+    fn request(&self, method: Method, path: &[&str]) -> RequestBuilder {
+        self.http.request(method, self.url(path))
+    }
+
+    fn url(&self, path: &[&str]) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        url
+    }
+
+    async fn json<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        let bytes = self.answer(request).await?.bytes().await.context("the host's answer broke off")?;
+        serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} answered in a form that this `skep` does not know", self.base))
+    }
+
+    /// The answer of a request that the host accepted.
+    async fn answer(&self, request: RequestBuilder) -> Result<Response> {
+        let response = match request.send().await {
+            Ok(response) => response,
+            Err(error) if error.is_connect() || error.is_timeout() => {
+                let cause = innermost(&error);
+                bail!(Unreachable { url: self.base.as_str().trim_end_matches('/').to_owned(), cause });
+            }
+            Err(error) => return Err(error).context("the host did not answer"),
+        };
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let body = response.text().await.unwrap_or_default();
+        match serde_json::from_str::<wire::ErrorBody>(&body) {
+            Ok(body) => bail!(Refused { code: body.error.code, message: body.error.message }),
+            Err(_) => bail!("{} answered {status}, and not as a Skep host does", self.base),
+        }
+    }
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_in_paths() {
+        let client = Client::new(Some("http://127.0.0.1:1/base/")).expect("an address");
+        let request = client.message("a", "x/y z", "hi").build().expect("a request");
+        assert_eq!(request.url().path(), "/base/v1/agents/a/sessions/x%2Fy%20z/messages");
+    }
+
+    #[test]
+    fn address_without_scheme_is_a_usage_error() {
+        let error = Client::new(Some("localhost:8080")).expect_err("no scheme");
+        assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE);
+    }
+
+    #[tokio::test]
+    async fn absent_host_is_told_from_a_refusal() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        drop(listener);
+        let error = Client::new(Some(&url)).expect("an address").agents().await.expect_err("nobody listens");
+        assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_UNREACHABLE);
+        assert!(error.to_string().contains("skep up"), "{error}");
+    }
+}

@@ -1,0 +1,107 @@
+//! What the host's JSON looks like from outside. Fields that are not here are not used here.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+#[derive(Debug, Deserialize)]
+pub struct List<T> {
+    pub data: Vec<T>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ErrorDetail {
+    pub message: String,
+    #[serde(default)]
+    pub code: String,
+}
+
+/// A deployed agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Agent {
+    pub name: String,
+    pub description: String,
+    pub digest: String,
+    pub model: String,
+    pub deployed_at_ms: u64,
+    pub tools: Vec<String>,
+    pub routes: Vec<String>,
+}
+
+/// A line that an agent logged.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogLine {
+    pub id: i64,
+    pub session: Option<String>,
+    pub turn: Option<u64>,
+    pub at_ms: u64,
+    pub level: String,
+    pub message: String,
+}
+
+/// The whole answer of a turn.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Turn {
+    pub text: String,
+    pub data: Option<Value>,
+    pub session: String,
+    pub turn: u64,
+    pub tool_calls: Vec<ToolCall>,
+    pub usage: Usage,
+    pub timing: TurnTiming,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    #[serde(default)]
+    pub arguments: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub total_tokens: u64,
+    #[serde(default)]
+    pub prompt_tokens_details: PromptTokens,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct PromptTokens {
+    pub cached_tokens: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TurnTiming {
+    pub first_token_ms: Option<f64>,
+    pub total_ms: f64,
+}
+
+/// Of one generation.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Timing {
+    pub queue_ms: f64,
+    pub first_token_ms: f64,
+    pub total_ms: f64,
+}
+
+/// What happens in a turn.
+#[derive(Debug, Clone)]
+pub enum TurnEvent {
+    Started,
+    Delta(String),
+    ToolCall(ToolCall),
+    ToolResult(ToolCall),
+    Generation { usage: Usage, timing: Timing },
+    Done(Turn),
+}

@@ -1,0 +1,54 @@
+//! `skep bench`: figures of this machine, made by commands that anyone can run again.
+
+mod engine;
+mod invoke;
+
+use anyhow::Result;
+
+/// Measure the engine, and what calling an agent costs
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Engine(engine::Args),
+    Invoke(invoke::Args),
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
+        Command::Invoke(args) => invoke::run(args).await,
+    }
+}
+
+/// The value below which `share` of the sorted `values` lie (nearest rank).
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        0 if middle > 0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values.get(middle).copied().unwrap_or(f64::NAN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_take_the_nearest_rank() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!([0.5, 0.9, 0.99, 1.0].map(|share| percentile(&values, share)), [50.0, 90.0, 99.0, 100.0]);
+        assert_eq!(percentile(&[7.0], 0.5), 7.0);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+
+    #[test]
+    fn median_of_an_even_number_lies_between() {
+        assert_eq!(median(&mut [4.0, 1.0, 3.0]), 3.0);
+        assert_eq!(median(&mut [4.0, 1.0, 3.0, 2.0]), 2.5);
+    }
+}

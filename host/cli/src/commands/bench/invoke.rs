@@ -1,0 +1,126 @@
+//! `skep bench invoke`: what everything around a model costs, end to end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::{super::out, percentile};
+use crate::catalog;
+use crate::client::Client;
+use crate::embedded::{self, SourceTree};
+use crate::guest_build::{self, BuildRequest, GuestTarget};
+use crate::progress::Terminal;
+use crate::server::{self, DataDir, ServerOptions};
+
+const AGENT: &str = "bench-noop";
+
+/// Measure invoking a warm agent that does no inference
+///
+/// From a client in this process over HTTP on loopback, with connections kept alive: request, sandboxed component, a
+/// committed turn, answer. Each client speaks in a session of its own.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep bench invoke
+  skep bench invoke --requests 20000 --concurrency 8 --json
+  skep bench invoke --data /var/tmp/skep-bench      with the database in a file")]
+pub struct Args {
+    /// Requests to measure
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    requests: u32,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    concurrency: u32,
+    /// Folder for the database [default: in memory]
+    #[arg(long, value_name = "DIR")]
+    data: Option<std::path::PathBuf>,
+    /// Model that the host loads, though nothing asks it
+    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
+    model: String,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    requests: usize,
+    concurrency: u32,
+    p50_ms: f64,
+    p90_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+    requests_per_s: f64,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let component = tokio::task::block_in_place(|| {
+        let dir = embedded::unpack_noop(&SourceTree::locate()?)?;
+        guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)
+    })?
+    .component;
+    let options = ServerOptions {
+        listen: ([127, 0, 0, 1], 0).into(),
+        data: args.data.clone().map_or(DataDir::InMemory, DataDir::Path),
+        model: args.model.clone(),
+        ..ServerOptions::default()
+    };
+    let server = server::start_with(options, Arc::new(Terminal)).await?;
+    let url = server.url();
+    let manifest = format!("name = \"{AGENT}\"\n");
+    Client::new(Some(&url))?.deploy(&manifest, component).await.context("deploying the agent")?;
+
+    let per_client = args.requests.div_ceil(args.concurrency);
+    let started = Instant::now();
+    let clients: Vec<_> =
+        (0..args.concurrency).map(|index| tokio::spawn(measure(url.clone(), index, per_client))).collect();
+    let mut latencies = Vec::new();
+    for client in clients {
+        latencies.extend(client.await.context("a client panicked")??);
+    }
+    let elapsed = started.elapsed();
+    server.shutdown().await;
+    let report = report(latencies, args.concurrency, elapsed);
+    if args.json { out::json(&report) } else { for_people(&report) }
+}
+
+/// Latencies of one client, after some requests to warm up.
+async fn measure(url: String, index: u32, requests: u32) -> Result<Vec<Duration>> {
+    let client = Client::new(Some(&url))?;
+    let session = format!("client-{index}");
+    for _ in 0..(requests / 10).clamp(1, 200) {
+        client.send(AGENT, &session, "warm").await?;
+    }
+    let mut latencies = Vec::with_capacity(requests as usize);
+    for _ in 0..requests {
+        let started = Instant::now();
+        client.send(AGENT, &session, "ping").await?;
+        latencies.push(started.elapsed());
+    }
+    Ok(latencies)
+}
+
+fn report(latencies: Vec<Duration>, concurrency: u32, elapsed: Duration) -> Report {
+    let mut ms: Vec<f64> = latencies.iter().map(|latency| latency.as_secs_f64() * 1000.0).collect();
+    ms.sort_by(f64::total_cmp);
+    Report {
+        requests: ms.len(),
+        concurrency,
+        p50_ms: percentile(&ms, 0.5),
+        p90_ms: percentile(&ms, 0.9),
+        p99_ms: percentile(&ms, 0.99),
+        max_ms: percentile(&ms, 1.0),
+        requests_per_s: ms.len() as f64 / elapsed.as_secs_f64(),
+    }
+}
+
+fn for_people(report: &Report) -> Result<()> {
+    let Report { requests, concurrency, p50_ms, p90_ms, p99_ms, max_ms, requests_per_s } = report;
+    out::line(&format!("{requests} invocations of a warm agent without inference, {concurrency} at a time"))?;
+    out::line(&format!(
+        "  p50 {p50_ms:.3} ms   p90 {p90_ms:.3} ms   p99 {p99_ms:.3} ms   max {max_ms:.3} ms"
+    ))?;
+    out::line(&format!("  {requests_per_s:.0} requests a second"))
+}

@@ -1,0 +1,159 @@
+//! `skep chat`.
+
+use std::io::IsTerminal as _;
+
+use anyhow::{Context as _, Result};
+use rustyline::error::ReadlineError;
+
+use super::{HostArgs, turn_printer};
+use crate::client::Client;
+use crate::failure::{self, Refused};
+use crate::style;
+
+const HELP: &str = "  /session NAME  speak in another session\n  /help          this\n  /quit          leave (or Ctrl-D)\n  Ctrl-C cancels an answer";
+
+/// Talk to an agent, with answers as they are written
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep chat concierge
+  skep chat concierge --session room-7
+  printf 'My name is Ada.\\nWhat is my name?\\n' | skep chat concierge")]
+pub struct Args {
+    agent: String,
+    /// Session to speak in; the agent remembers per session
+    #[arg(long, short, default_value = "chat")]
+    session: String,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let client = args.host.client()?;
+    let agents = client.agents().await?;
+    if !agents.iter().any(|agent| agent.name == args.agent) {
+        let known: Vec<_> = agents.into_iter().map(|agent| agent.name).collect();
+        let hint = match known.as_slice() {
+            [] => "deploy one with `skep deploy DIR`".to_owned(),
+            known => format!("there is {}", known.join(", ")),
+        };
+        anyhow::bail!("no agent {:?}\n  hint: {hint}", args.agent);
+    }
+    let mut chat = Chat { client, agent: args.agent, session: args.session };
+    if std::io::stdin().is_terminal() { chat.interactive().await } else { chat.piped().await }
+}
+
+struct Chat {
+    client: Client,
+    agent: String,
+    session: String,
+}
+
+/// What a line that was typed asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Line<'a> {
+    Nothing,
+    Help,
+    Quit,
+    Session(&'a str),
+    Unknown(&'a str),
+    Say(&'a str),
+}
+
+fn parse(line: &str) -> Line<'_> {
+    let line = line.trim();
+    match line.strip_prefix('/').map(|command| command.split_once(' ').unwrap_or((command, ""))) {
+        None if line.is_empty() => Line::Nothing,
+        None => Line::Say(line),
+        Some(("quit" | "exit", _)) => Line::Quit,
+        Some(("help", _)) => Line::Help,
+        Some(("session", name)) if !name.trim().is_empty() => Line::Session(name.trim()),
+        Some(_) => Line::Unknown(line),
+    }
+}
+
+impl Chat {
+    async fn interactive(&mut self) -> Result<()> {
+        let paint = style::stderr();
+        eprintln!(
+            "{}",
+            paint
+                .dim(&format!("talking to {} in session {}; /help, Ctrl-D leaves", self.agent, self.session))
+        );
+        let mut editor = rustyline::DefaultEditor::new().context("cannot use this terminal")?;
+        loop {
+            let line = match tokio::task::block_in_place(|| editor.readline("you> ")) {
+                Ok(line) => line,
+                Err(ReadlineError::Interrupted) => continue,
+                Err(ReadlineError::Eof) => return Ok(()),
+                Err(error) => return Err(error).context("cannot read from the terminal"),
+            };
+            // A line that cannot be remembered can still be said.
+            let _ = editor.add_history_entry(&line);
+            match parse(&line) {
+                Line::Nothing => {}
+                Line::Help => eprintln!("{HELP}"),
+                Line::Quit => return Ok(()),
+                Line::Session(name) => {
+                    self.session = name.to_owned();
+                    eprintln!("{}", paint.dim(&format!("session {name}")));
+                }
+                Line::Unknown(command) => eprintln!("no command {command}\n{HELP}"),
+                Line::Say(text) => self.say_or_cancel(text).await?,
+            }
+        }
+    }
+
+    /// Sends every line of stdin in turn; the first failure ends it.
+    async fn piped(&mut self) -> Result<()> {
+        for line in std::io::stdin().lines() {
+            match parse(&line.context("cannot read stdin")?) {
+                Line::Session(name) => self.session = name.to_owned(),
+                Line::Quit => return Ok(()),
+                Line::Say(text) => self.say(text).await?,
+                Line::Nothing | Line::Help => {}
+                Line::Unknown(command) => anyhow::bail!("no command {command}\n{HELP}"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn say_or_cancel(&self, text: &str) -> Result<()> {
+        let result = tokio::select! {
+            result = self.say(text) => result,
+            // Dropping the stream cancels the turn; the host keeps nothing of it.
+            _ = tokio::signal::ctrl_c() => {
+                eprintln!("\n  cancelled; the agent forgets this message");
+                Ok(())
+            }
+        };
+        match result {
+            Err(error) if error.is::<Refused>() => {
+                failure::report(&error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn say(&self, text: &str) -> Result<()> {
+        let mut stream = self.client.stream(&self.agent, &self.session, text).await?;
+        let report = turn_printer::show(&mut stream).await?;
+        eprintln!("{}", style::stderr().dim(&format!("  {}", report.figures())));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slash_begins_a_command_and_everything_else_is_said() {
+        assert_eq!(parse("  hello /there "), Line::Say("hello /there"));
+        assert_eq!(parse("/session room-7"), Line::Session("room-7"));
+        assert_eq!(parse("/session"), Line::Unknown("/session"));
+        assert_eq!(parse("/quit"), Line::Quit);
+        assert_eq!(parse(" "), Line::Nothing);
+    }
+}

@@ -1,0 +1,134 @@
+//! `skep demo`: the whole of Skep once, through its public interface.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{out, turn_printer};
+use crate::agent_source::AgentSource;
+use crate::client::Client;
+use crate::embedded::SourceTree;
+use crate::progress::Terminal;
+use crate::server::{self, DataDir, ServerOptions};
+use crate::style;
+use turn_printer::TurnReport;
+
+/// What the guest says. The second and third are about what was said before.
+const MESSAGES: [&str; 3] = [
+    "Good evening, my name is Ada.",
+    "I would like to order two pizzas and a tea.",
+    "What did I order so far?",
+];
+
+/// See all of it work: model, agent, tools, cache
+///
+/// Fetches the default model, builds an example agent to WebAssembly, starts a host on a free port, deploys the agent
+/// over HTTP and talks to it. Succeeds only if the model called a tool with arguments that its schema allows and the
+/// second turn found the first one in the cache.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep demo
+  skep demo --threads 4
+  skep demo --agent my-agent --say 'Please roll two dice' --say 'And once more, roll them'")]
+pub struct Args {
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path
+    #[arg(long, value_name = "NAME|PATH", default_value = crate::catalog::DEFAULT_MODEL)]
+    model: String,
+    /// Threads of the model's computation [default: physical cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Folder of another agent than the concierge
+    #[arg(long, value_name = "DIR", requires = "say")]
+    agent: Option<PathBuf>,
+    /// Say this instead; once for every turn
+    #[arg(long, value_name = "MESSAGE")]
+    say: Vec<String>,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let paint = style::stdout();
+    out::line(&paint.bold("1. Preparing the model, the agent and the host"))?;
+    let source = tokio::task::block_in_place(|| {
+        // The model first: its download is what a newcomer waits for.
+        crate::catalog::resolve(&args.model, &Terminal)?;
+        let dir = match &args.agent {
+            Some(dir) => dir.clone(),
+            None => SourceTree::locate()?.concierge(),
+        };
+        AgentSource::load(&dir, None, &Terminal)
+    })?;
+    let options = ServerOptions {
+        listen: ([127, 0, 0, 1], 0).into(),
+        data: DataDir::InMemory,
+        model: args.model.clone(),
+        threads: args.threads,
+        ..ServerOptions::default()
+    };
+    let server = server::start_with(options, Arc::new(Terminal)).await?;
+    let url = server.url();
+    let engine = server.host.models().iter().next().context("the host has no model")?;
+    out::line(&format!("  {} with {} ({})", url, engine.info().name, engine.info().memory))?;
+
+    let client = Client::new(Some(&url))?;
+    let agent =
+        client.deploy(&source.manifest_toml, source.component).await.context("deploying the agent")?;
+    out::line(&format!("  deployed {} with the tools {}", agent.name, agent.tools.join(", ")))?;
+
+    out::line("")?;
+    out::line(&paint.bold("2. A conversation, over HTTP, streamed"))?;
+    let messages: Vec<&str> =
+        if args.say.is_empty() { MESSAGES.to_vec() } else { args.say.iter().map(String::as_str).collect() };
+    let mut reports = Vec::new();
+    for message in messages {
+        out::line(&format!("{} {message}", paint.green("you>")))?;
+        let mut stream = client.stream(&agent.name, "demo", message).await?;
+        let report =
+            turn_printer::show(&mut stream).await.with_context(|| format!("the turn {message:?}"))?;
+        out::line(&paint.dim(&format!("  {}", report.figures())))?;
+        reports.push(report);
+    }
+    server.shutdown().await;
+
+    out::line("")?;
+    out::line(&paint.bold("3. What was to be shown"))?;
+    for line in verdict(&reports)? {
+        out::line(&format!("  {} {line}", paint.green("✓")))?;
+    }
+    out::line("")?;
+    out::line(&format!("{}\n{NEXT}", paint.bold("Now try")))
+}
+
+const NEXT: &str = "  skep new my-agent          a crate to start from
+  skep up my-agent           a host with that agent in it
+  skep chat my-agent         talk to it, in another terminal
+  skep bench engine          how fast the model runs here
+(with cargo: `cargo run --release -- up my-agent` and so on)";
+
+/// What the conversation proved, or the reason why it did not.
+fn verdict(reports: &[TurnReport]) -> Result<Vec<String>> {
+    if let Some(silent) = reports.iter().position(|report| report.turn.text.trim().is_empty()) {
+        bail!("turn {} has no answer", silent + 1);
+    }
+    let answered = reports.iter().flat_map(|report| &report.tool_calls).find(|call| call.result.is_some());
+    let Some(call) = answered else {
+        let called = reports.iter().map(|report| report.tool_calls.len()).sum::<usize>();
+        bail!("no tool call succeeded ({called} were made), so tools are not shown to work");
+    };
+    // The host checks arguments against the tool's schema before it calls it, so a result is the proof; that they are
+    // an object is what every schema of a tool begins with.
+    if !call.arguments.is_object() {
+        bail!("the arguments of {} are {} and no object", call.name, call.arguments);
+    }
+    let Some(second) = reports.get(1) else { bail!("the conversation had no second turn") };
+    let cached = second.first_cached_tokens();
+    if cached == 0 {
+        bail!("the second turn computed its whole prompt again: no token came from the cache");
+    }
+    Ok(vec![
+        format!("the model called {} with {}, which its schema allows", call.name, call.arguments),
+        format!("the second turn found {cached} tokens of the conversation in the cache"),
+        format!("{} turns were answered by a sandboxed component over HTTP", reports.len()),
+    ])
+}

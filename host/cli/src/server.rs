@@ -1,0 +1,152 @@
+//! A whole host in this process: model, engine, store, agents, HTTP.
+//!
+//! The order of starting is the order of needing; the order of stopping is the reverse: no new requests, the running
+//! ones to their end, the agents' turns, the database.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_gateway::GatewayOptions;
+use skep_model::{ExecutorOptions, LoadedModel};
+use skep_runtime::{AgentHost, RuntimeOptions};
+use skep_store::{Durability, Store};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::catalog;
+use crate::progress::{Progress, Silent};
+
+/// What a host is started with.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Port 0 takes a free one.
+    pub listen: SocketAddr,
+    pub data: DataDir,
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    pub model: String,
+    /// Of the model's computation; `None` is one a physical core.
+    pub threads: Option<usize>,
+    pub executor: ExecutorOptions,
+    pub engine: EngineOptions,
+    pub runtime: RuntimeOptions,
+    pub gateway: GatewayOptions,
+}
+
+/// Where agents, sessions and conversations are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DataDir {
+    Path(PathBuf),
+    /// Gone when the host stops.
+    InMemory,
+}
+
+/// A host that serves.
+pub struct RunningServer {
+    pub address: SocketAddr,
+    pub host: AgentHost,
+    store: Store,
+    drain: std::time::Duration,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            data: DataDir::InMemory,
+            model: catalog::DEFAULT_MODEL.to_owned(),
+            threads: None,
+            executor: ExecutorOptions::default(),
+            engine: EngineOptions::default(),
+            runtime: RuntimeOptions::default(),
+            gateway: GatewayOptions::default(),
+        }
+    }
+}
+
+/// Starts a host, silently.
+pub async fn start(options: ServerOptions) -> Result<RunningServer> {
+    start_with(options, Arc::new(Silent)).await
+}
+
+/// Starts a host and says what takes time.
+pub async fn start_with(options: ServerOptions, progress: Arc<dyn Progress + Send>) -> Result<RunningServer> {
+    // First, because a port that is taken is the commonest failure and loading the model is the longest work.
+    let listener = TcpListener::bind(options.listen).await.with_context(|| {
+        format!(
+            "cannot listen on {}\n  hint: choose another address with --listen, port 0 takes a free one",
+            options.listen
+        )
+    })?;
+    let address = listener.local_addr()?;
+    let executor = ExecutorOptions { threads: options.threads, ..options.executor };
+    let (name, engine_options) = (options.model.clone(), options.engine.clone());
+    let engine =
+        tokio::task::spawn_blocking(move || open_engine(&name, executor, engine_options, progress.as_ref()))
+            .await
+            .context("loading the model panicked")??;
+    let store = open_store(&options.data).await?;
+    let host = AgentHost::start(store.clone(), ModelSet::new(engine), options.runtime)
+        .await
+        .context("the agent host does not start")?;
+    let drain = options.gateway.drain;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async move {
+        // A sender that was dropped stops the server too.
+        let _ = stopped.await;
+    };
+    let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), options.gateway, shutdown));
+    Ok(RunningServer { address, host, store, drain, stop, serving })
+}
+
+/// The engine of a model by name or path.
+pub fn open_engine(
+    name_or_path: &str,
+    executor: ExecutorOptions,
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Engine> {
+    let model = catalog::resolve(name_or_path, progress)?;
+    let step = progress.begin(&format!("loading {}", model.name), None);
+    let loaded = LoadedModel::open(&model.name, &model.path, executor)
+        .with_context(|| format!("cannot load {}", model.path.display()))?;
+    let engine = Engine::start(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
+    step.finish("");
+    Ok(engine)
+}
+
+async fn open_store(data: &DataDir) -> Result<Store> {
+    match data {
+        DataDir::InMemory => Ok(Store::in_memory().await?),
+        DataDir::Path(dir) => {
+            std::fs::create_dir_all(dir).with_context(|| {
+                format!("cannot create the data folder {}\n  hint: name another with --data", dir.display())
+            })?;
+            Ok(Store::open(&dir.join("skep.db"), Durability::Process).await?)
+        }
+    }
+}
+
+impl RunningServer {
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Stops taking requests, lets the running ones finish for the drain time at most, and closes everything.
+    pub async fn shutdown(self) {
+        // The receiver is gone only if serving has ended already.
+        let _ = self.stop.send(());
+        match self.serving.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "serving ended with an error"),
+            Err(error) => tracing::error!(%error, "serving panicked"),
+        }
+        self.host.drain(self.drain).await;
+        self.store.close().await;
+    }
+}
