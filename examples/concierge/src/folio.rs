@@ -61,10 +61,9 @@ pub enum Service {
     WakeUpCall,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    #[default]
     Now,
     Tonight,
     Tomorrow,

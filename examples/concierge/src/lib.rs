@@ -1,19 +1,21 @@
 //! A hotel concierge: three typed tools, structured output, and a memory that outlives turns and restarts.
 //!
-//! Made for a very small model, so the code steers where a large model would not need it: it picks the tool by a word of
-//! the message, and leaves the arguments and the answer to the model.
+//! Made for a very small model, so the code steers where a large model would not need it: a word of the message picks the
+//! topic, and the topic the tool and the first words of the answer. The arguments and the rest are the model's.
 
 mod folio;
 mod tools;
+mod topic;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use skep_sdk::{AgentError, Context, InferenceError, Message, Reply, ToolChoice, agent};
+use skep_sdk::{AgentError, Context, InferenceError, Message, Reply, agent};
 
 use folio::Folio;
 use tools::{call_service, order_food, read_folio};
+use topic::{Topic, mentions};
 
-const MAX_TOKENS: u32 = 120;
+const MAX_TOKENS: u32 = 240;
 
 /// How a guest introduced themselves.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -31,13 +33,18 @@ async fn concierge(cx: &mut Context, message: Message) -> Result<Reply, AgentErr
         cx.log().info(format!("the guest is {name}"));
         Folio::update(cx, |folio| folio.guest = Some(name))?;
     }
-    Folio::update(cx, |folio| folio.visits += 1)?;
+    let guest = Folio::update(cx, |folio| {
+        folio.visits += 1;
+        folio.guest.clone()
+    })?;
 
+    let topic = Topic::of(&message.text);
     let answer = cx
         .conversation()
         .system(include_str!("system.md").trim())
         .user(&message.text)
-        .tool_choice(choose_tool(&message.text))
+        .tool_choice(topic.tool())
+        .output(topic.answer(guest.as_deref()))
         .temperature(0.0)
         .max_tokens(MAX_TOKENS)
         .run()
@@ -62,25 +69,6 @@ async fn guest_name(cx: &Context, text: &str) -> Result<String, InferenceError> 
 
 fn introduces(text: &str) -> bool {
     mentions(text, &["my name is", "call me"])
-}
-
-/// The tool that the message is about. After it has run the model answers freely; see `Conversation::tool_choice`.
-fn choose_tool(text: &str) -> ToolChoice {
-    const WORDS: [(&str, &[&str]); 3] = [
-        ("read_folio", &["so far", "my order", "my bill", "remember", "did i"]),
-        ("call_service", &["taxi", "towel", "clean", "wake"]),
-        ("order_food", &["order", "eat", "drink", "soup", "pizza", "salad", "coffee", "tea"]),
-    ];
-    let tool = WORDS.iter().find(|(_, words)| mentions(text, words));
-    tool.map_or(ToolChoice::None, |(name, _)| ToolChoice::named(*name))
-}
-
-/// Whether a word of the text begins with one of these.
-fn mentions(text: &str, beginnings: &[&str]) -> bool {
-    let words: Vec<&str> =
-        text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
-    let text = format!(" {}", words.join(" ").to_lowercase());
-    beginnings.iter().any(|beginning| text.contains(&format!(" {beginning}")))
 }
 
 #[cfg(test)]

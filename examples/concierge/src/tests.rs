@@ -2,10 +2,11 @@
 
 use skep_sdk::serde_json::json;
 use skep_sdk::testing::{Harness, ScriptedModel};
-use skep_sdk::{AgentError, Entry, InferenceError, Level, ToolChoice};
+use skep_sdk::{AgentError, Entry, InferenceError, Level};
 
+use crate::concierge;
 use crate::folio::{Dish, Folio, OrderLine};
-use crate::{choose_tool, concierge};
+use crate::topic::Topic;
 
 fn pizza_for(count: u8) -> skep_sdk::serde_json::Value {
     json!({"items": [{"dish": "pizza", "count": count}]})
@@ -37,9 +38,9 @@ fn it_remembers_the_guest_and_what_was_ordered() {
     harness.send("A taxi for tomorrow, please").unwrap();
     let outcome = harness.send("What did I book so far?").unwrap();
     let folio = outcome.tool_calls[0].outcome.as_ref().unwrap();
-    assert_eq!(folio["guest"], "Ada");
-    assert_eq!(folio["services"], json!([{"service": "taxi", "when": "tomorrow"}]));
-    assert_eq!(folio["visits"], 3);
+    assert_eq!(folio["booked"], json!([{"service": "taxi", "when": "tomorrow"}]));
+    let folio: Folio = harness.state("folio").unwrap();
+    assert_eq!((folio.guest.as_deref(), folio.visits), (Some("Ada"), 3));
     assert!(harness.logs().contains(&(Level::Info, "the guest is Ada".into())));
 }
 
@@ -80,14 +81,14 @@ fn a_dish_that_is_not_on_the_card_breaks_the_schema() {
 }
 
 #[test]
-fn words_choose_the_tool() {
-    for (text, tool) in [
-        ("Could I get fresh towels?", Some("call_service")),
-        ("I would like to order a soup", Some("order_food")),
-        ("What did I order so far?", Some("read_folio")),
-        ("Where is my order?", Some("read_folio")),
-        ("Great weather this evening!", None),
+fn words_choose_the_topic() {
+    for (text, topic) in [
+        ("Could I get fresh towels?", Topic::Service),
+        ("I would like to order a soup", Topic::Food),
+        ("What did I order so far?", Topic::Folio),
+        ("Where is my order?", Topic::Folio),
+        ("Great weather this evening!", Topic::Talk),
     ] {
-        assert_eq!(choose_tool(text), tool.map_or(ToolChoice::None, ToolChoice::named), "{text}");
+        assert_eq!(Topic::of(text), topic, "{text}");
     }
 }

@@ -16,6 +16,14 @@ pub struct Receipt {
     pub total_eur: u32,
 }
 
+/// What was noted for the guest.
+#[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Summary {
+    pub ordered: Vec<OrderLine>,
+    pub booked: Vec<Booking>,
+    pub total_eur: u32,
+}
+
 /// Orders food or drinks from the kitchen.
 #[tool]
 pub async fn order_food(
@@ -23,6 +31,7 @@ pub async fn order_food(
     #[schemars(length(min = 1, max = 3))] items: Vec<OrderLine>,
     #[schemars(length(max = 40))] note: Option<String>,
 ) -> Result<Receipt, ToolError> {
+    let items = merged(items);
     let dishes: u32 = items.iter().map(|line| u32::from(line.count)).sum();
     if dishes > MAX_DISHES {
         return Err(
@@ -41,14 +50,26 @@ pub async fn order_food(
 
 /// Calls a service of the hotel.
 #[tool]
-pub async fn call_service(cx: &Context, service: Service, when: Option<When>) -> Result<Booking, ToolError> {
-    let booking = Booking { service, when: when.unwrap_or_default() };
+pub async fn call_service(cx: &Context, service: Service, when: When) -> Result<Booking, ToolError> {
+    let booking = Booking { service, when };
     Folio::update(cx, |folio| folio.services.push(booking.clone()))?;
     Ok(booking)
 }
 
 /// Reads what the guest ordered and booked so far.
 #[tool]
-pub fn read_folio(cx: &Context) -> Result<Folio, ToolError> {
-    Ok(Folio::load(cx)?)
+pub fn read_folio(cx: &Context) -> Result<Summary, ToolError> {
+    let folio = Folio::load(cx)?;
+    Ok(Summary { total_eur: folio.total_eur(), ordered: folio.orders, booked: folio.services })
+}
+
+/// A dish that the model names twice counts once, as it was named first.
+fn merged(items: Vec<OrderLine>) -> Vec<OrderLine> {
+    let mut merged: Vec<OrderLine> = Vec::new();
+    for line in items {
+        if !merged.iter().any(|known| known.dish == line.dish) {
+            merged.push(line);
+        }
+    }
+    merged
 }
