@@ -33,19 +33,25 @@ impl ChatTemplate {
     /// Compiles a template; `bos` and `eos` are the texts of `bos_token` and `eos_token`.
     pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<Self, ModelError> {
         if source.len() > MAX_SOURCE_BYTES {
-            return Err(failed(format!("it has {} bytes; at most {MAX_SOURCE_BYTES} are supported", source.len())));
+            return Err(failed(format!(
+                "it has {} bytes; at most {MAX_SOURCE_BYTES} are supported",
+                source.len()
+            )));
         }
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.expect("the delimiters are Jinja's own"));
         environment.set_fuel(Some(MAX_STEPS));
+        // Errors name the line; without this they would also quote the conversation.
+        environment.set_debug(false);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", clock::strftime_now);
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|error| failed(format!("it cannot be compiled: {error:#}")))?;
+            .map_err(|error| failed(format!("it cannot be compiled: {error}")))?;
         Ok(ChatTemplate { environment, source: source.to_owned(), bos, eos })
     }
 
@@ -73,7 +79,7 @@ impl ChatTemplate {
         template.render_captured_to(variables, &mut output).map_err(|error| match error.kind() {
             ErrorKind::OutOfFuel => failed(format!("it did not end within {MAX_STEPS} steps")),
             ErrorKind::WriteFailure => failed(format!("its text is longer than {MAX_OUTPUT_BYTES} bytes")),
-            _ => failed(format!("{error:#}")),
+            _ => failed(error.to_string()),
         })?;
         String::from_utf8(output.bytes).map_err(|_| failed("its text is not UTF-8".to_owned()))
     }
@@ -107,17 +113,33 @@ impl std::io::Write for Bounded {
     }
 }
 
+/// As in Python, where `none` is not: templates ask it before they count.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
 fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    let _: Option<bool> = options.get("sort_keys")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let ascii_only = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    if options.get::<Option<bool>>("sort_keys")? == Some(true) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson does not support sort_keys"));
+    }
     options.assert_all_used()?;
-    let value = serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(json::dump(&value, indent.map(|width| width.min(16)))))
+    let mut layout = json::Layout::new(indent.map(|width| width.min(16)));
+    if let Some(separators) = separators {
+        let [item, key] = <[String; 2]>::try_from(separators)
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson takes two separators"))?;
+        layout = layout.with_separators(item, key);
+    }
+    let value = serde_json::to_value(&value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    let text = layout.dump(&value);
+    Ok(Value::from_safe_string(if ascii_only { json::ascii(&text) } else { text }))
 }
 
 /// `{% generation %}` marks what to train on; it becomes a block that is always taken.

@@ -48,7 +48,7 @@ pub struct Tensor<'a> {
 #[derive(Debug)]
 enum Source {
     Gguf(GgufFile),
-    Folder(Folder),
+    Folder(Box<Folder>),
 }
 
 /// Where a tensor lies.
@@ -191,7 +191,8 @@ impl Checkpoint {
         let folder = Folder::open(folder)?;
         let (files, tensors) = folder.read_weights(weights)?;
         let config = folder.config(tensors.contains_key("lm_head.weight"))?;
-        Self { path: path.to_owned(), source: Source::Folder(folder), files, tensors, config }.checked()
+        Self { path: path.to_owned(), source: Source::Folder(Box::new(folder)), files, tensors, config }
+            .checked()
     }
 
     fn checked(self) -> Result<Self, ModelError> {

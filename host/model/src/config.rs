@@ -79,14 +79,23 @@ impl ModelConfig {
             ));
         }
         if !self.head_size.is_multiple_of(2) {
-            return Err(ModelError::config("head_dim", format!("{} is odd; rotation needs pairs", self.head_size)));
+            return Err(ModelError::config(
+                "head_dim",
+                format!("{} is odd; rotation needs pairs", self.head_size),
+            ));
         }
         if !(self.norm_epsilon.is_finite() && (0.0..=1.0).contains(&self.norm_epsilon)) {
-            return Err(ModelError::config("rms_norm_eps", format!("{} is outside 0..=1", self.norm_epsilon)));
+            return Err(ModelError::config(
+                "rms_norm_eps",
+                format!("{} is outside 0..=1", self.norm_epsilon),
+            ));
         }
         self.rope.check(self.head_size)?;
         if self.windows.len() != self.layer_count || self.windows.contains(&Some(0)) {
-            return Err(ModelError::config("sliding_window", "must be positive, with one entry for each layer"));
+            return Err(ModelError::config(
+                "sliding_window",
+                "must be positive, with one entry for each layer",
+            ));
         }
         for id in self.bos.iter().chain(&self.eos) {
             if *id as usize >= self.vocabulary_size {

@@ -121,9 +121,15 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
     let version = cursor.u32("the version")?;
     match version {
         2 | 3 => {}
-        1 => return Err("GGUF version 1 is not supported; convert the model again to version 3".to_owned().into()),
+        1 => {
+            return Err("GGUF version 1 is not supported; convert the model again to version 3"
+                .to_owned()
+                .into());
+        }
         _ if matches!(version.swap_bytes(), 1..=3) => {
-            return Err("a big-endian GGUF file is not supported; convert it to little endian".to_owned().into());
+            return Err("a big-endian GGUF file is not supported; convert it to little endian"
+                .to_owned()
+                .into());
         }
         _ => return Err(format!("GGUF version {version} is not supported; versions 2 and 3 are").into()),
     }
@@ -181,7 +187,9 @@ fn read_directory(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Entry>, Pro
     for _ in 0..count {
         let name = cursor.string("a tensor name")?;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return Err(format!("a tensor name has {} bytes; 1..={MAX_NAME_BYTES} are allowed", name.len()).into());
+            return Err(
+                format!("a tensor name has {} bytes; 1..={MAX_NAME_BYTES} are allowed", name.len()).into()
+            );
         }
         if !seen.insert(name) {
             return Err(Problem::Model(ModelError::tensor(name, "is there twice")));
@@ -223,8 +231,9 @@ impl Entry {
         if !self.offset.is_multiple_of(alignment) {
             return Err(bad(format!("begins at {}, which is not a multiple of {alignment}", self.offset)));
         }
-        let length = tensor_bytes(self.dtype, &self.shape)
-            .ok_or_else(|| bad(format!("has the shape {:?}, which {} cannot hold", self.shape, self.dtype)))?;
+        let length = tensor_bytes(self.dtype, &self.shape).ok_or_else(|| {
+            bad(format!("has the shape {:?}, which {} cannot hold", self.shape, self.dtype))
+        })?;
         let start = data_start.checked_add(self.offset);
         let end = start.and_then(|start| start.checked_add(length as u64));
         match (start, end) {

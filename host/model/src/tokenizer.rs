@@ -8,9 +8,11 @@ mod gguf;
 
 use std::collections::HashMap;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
-use tokenizers::AddedToken;
+use tokenizers::{
+    AddedToken, Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer,
+};
 
 pub use decoder::TokenDecoder;
 pub(crate) use gguf::from_gguf;
@@ -28,9 +30,7 @@ pub enum SpecialTokens {
 
 /// A tokenizer; it never adds tokens of its own.
 pub struct Tokenizer {
-    parsing: tokenizers::Tokenizer,
-    /// The same one, blind to special tokens. Made when it is first needed.
-    literal: OnceLock<Box<tokenizers::Tokenizer>>,
+    inner: tokenizers::Tokenizer,
     tokens: Vec<Option<Token>>,
 }
 
@@ -51,11 +51,13 @@ enum Spelling {
 }
 
 const MAX_VOCABULARY: usize = 1 << 22;
+const MAX_GAP: usize = 1 << 16;
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ModelError> {
-        let text = std::str::from_utf8(bytes).map_err(|error| broken(format!("tokenizer.json is not UTF-8: {error}")))?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| broken(format!("tokenizer.json is not UTF-8: {error}")))?;
         let tokenizer = tokenizers::Tokenizer::from_str(text)
             .map_err(|error| broken(format!("tokenizer.json cannot be understood: {error}")))?;
         Self::new(tokenizer)
@@ -68,8 +70,14 @@ impl Tokenizer {
         let spelling = Spelling::of(&tokenizer);
         let vocabulary = tokenizer.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |last| *last as usize + 1);
-        if size == 0 || size > MAX_VOCABULARY {
-            return Err(broken(format!("the vocabulary has {size} ids; 1 to {MAX_VOCABULARY} are supported")));
+        // Ids with large gaps would make a small file into a large table.
+        let limit = MAX_VOCABULARY.min(2 * vocabulary.len() + MAX_GAP);
+        if size == 0 || size > limit {
+            return Err(broken(format!(
+                "the largest id of its {} tokens is {}; up to {limit} is supported",
+                vocabulary.len(),
+                size.saturating_sub(1)
+            )));
         }
         let added = tokenizer.get_added_tokens_decoder();
         let byte_of = byte_level_alphabet();
@@ -80,26 +88,26 @@ impl Tokenizer {
                 Some(added) => added.content.clone().into_bytes(),
                 None => spelling.bytes(&text, &byte_of),
             };
-            tokens[id as usize] = Some(Token { text, bytes, special: added.is_some_and(|added| added.special) });
+            tokens[id as usize] =
+                Some(Token { text, bytes, special: added.is_some_and(|added| added.special) });
         }
-        Ok(Tokenizer { parsing: tokenizer, literal: OnceLock::new(), tokens })
+        Ok(Tokenizer { inner: tokenizer, tokens })
     }
 
     /// The ids of a text. No token is put before or after it.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, ModelError> {
-        let tokenizer = match special {
-            SpecialTokens::Parse => &self.parsing,
-            SpecialTokens::Literal => self.literal.get_or_init(|| {
-                let mut literal = self.parsing.clone();
-                literal.set_encode_special_tokens(true);
-                Box::new(literal)
-            }),
-        };
-        let encoding = tokenizer.encode_fast(text, false).map_err(|error| broken(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        match special {
+            SpecialTokens::Parse => {
+                let encoding =
+                    self.inner.encode_fast(text, false).map_err(|error| broken(error.to_string()))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            SpecialTokens::Literal => self.encode_literal(text).map_err(|error| broken(error.to_string())),
+        }
     }
 
-    /// The text of the ids; bytes that are not UTF-8 become U+FFFD, and unknown ids nothing.
+    /// The text of the ids; bytes that are not UTF-8 become U+FFFD, and unknown ids nothing. The space that
+    /// SentencePiece vocabularies put before a text stays: a continuation begins with a real one.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for &id in ids {
@@ -121,7 +129,7 @@ impl Tokenizer {
     }
 
     pub fn token_id(&self, text: &str) -> Option<u32> {
-        self.parsing.token_to_id(text)
+        self.inner.token_to_id(text)
     }
 
     /// Whether a token is markup rather than text.
@@ -132,6 +140,40 @@ impl Tokenizer {
     /// One more than the largest id.
     pub fn vocabulary_size(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// The steps of the tokenizer without the one that looks for added tokens.
+    fn encode_literal(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
+        let mut normalized = NormalizedString::from(text);
+        if let Some(normalizer) = self.inner.get_normalizer() {
+            normalizer.normalize(&mut normalized)?;
+        }
+        let mut pieces = PreTokenizedString::from(normalized);
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        let model = self.inner.get_model();
+        pieces.tokenize(|piece| {
+            let mut tokens = Vec::new();
+            for token in model.tokenize(piece.get())? {
+                // A vocabulary may allow to merge text into a special token; then its characters stand alone.
+                match self.is_special(token.id) && token.value.chars().nth(1).is_some() {
+                    true => {
+                        for character in token.value.chars() {
+                            tokens.extend(model.tokenize(character.encode_utf8(&mut [0; 4]))?);
+                        }
+                    }
+                    false => tokens.push(token),
+                }
+            }
+            Ok(tokens)
+        })?;
+        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::None);
+        Ok(splits
+            .into_iter()
+            .flat_map(|(_, _, tokens)| tokens.iter().flatten())
+            .map(|token| token.id)
+            .collect())
     }
 
     fn token(&self, id: u32) -> Option<&Token> {
@@ -244,7 +286,8 @@ mod tests {
         let tokenizer = byte_level();
         for text in ["hello hello", "a\u{0}b\n\t", "naïve café ☕ 🐝", "   "] {
             let ids = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
-            let joined: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap().to_vec()).collect();
+            let joined: Vec<u8> =
+                ids.iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap().to_vec()).collect();
             assert_eq!(joined, text.as_bytes());
             assert_eq!(tokenizer.decode(&ids, false), text);
         }
@@ -273,7 +316,10 @@ mod tests {
     #[test]
     fn a_broken_definition_is_an_error() {
         for text in ["", "{}", "[1]", "{\"model\": {\"type\": \"BPE\"}}"] {
-            assert!(matches!(Tokenizer::from_json(text.as_bytes()), Err(ModelError::Tokenizer { .. })), "{text}");
+            assert!(
+                matches!(Tokenizer::from_json(text.as_bytes()), Err(ModelError::Tokenizer { .. })),
+                "{text}"
+            );
         }
         assert!(Tokenizer::from_json(&[0xff, 0xfe]).is_err());
     }

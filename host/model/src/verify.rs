@@ -55,7 +55,8 @@ pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, Model
     let expected = Expected::read(path, checkpoint.config().vocabulary_size)?;
     let tokens = expected.ids.len();
     if tokens > checkpoint.config().context_length {
-        let problem = format!("has {tokens} ids; the model's context is {}", checkpoint.config().context_length);
+        let problem =
+            format!("has {tokens} ids; the model's context is {}", checkpoint.config().context_length);
         return Err(ModelError::tensor("input_ids", problem));
     }
     if options.chunk == 0 {
@@ -117,12 +118,17 @@ impl Expected {
             let tensor = file.tensor(name).map_err(missing)?;
             match tensor.dtype() == dtype {
                 true => Ok(tensor),
-                false => Err(ModelError::tensor(name, format!("is {:?}; {dtype:?} is expected", tensor.dtype()))),
+                false => {
+                    Err(ModelError::tensor(name, format!("is {:?}; {dtype:?} is expected", tensor.dtype())))
+                }
             }
         };
         let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
         if ids.shape().len() != 1 || ids.shape()[0] == 0 {
-            return Err(ModelError::tensor("input_ids", format!("has the shape {:?}; [n] is expected", ids.shape())));
+            return Err(ModelError::tensor(
+                "input_ids",
+                format!("has the shape {:?}; [n] is expected", ids.shape()),
+            ));
         }
         let wanted = [ids.shape()[0], vocabulary_size];
         if logits.shape() != wanted {
@@ -132,7 +138,10 @@ impl Expected {
         let ids = ids.data().chunks_exact(8).map(|bytes| {
             let id = i64::from_le_bytes(bytes.try_into().expect("eight bytes"));
             u32::try_from(id).ok().filter(|id| (*id as usize) < vocabulary_size).ok_or_else(|| {
-                ModelError::tensor("input_ids", format!("holds {id}; the vocabulary has {vocabulary_size} ids"))
+                ModelError::tensor(
+                    "input_ids",
+                    format!("holds {id}; the vocabulary has {vocabulary_size} ids"),
+                )
             })
         });
         let logits = logits.data().chunks_exact(4);

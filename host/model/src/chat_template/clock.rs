@@ -5,7 +5,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::{Error, ErrorKind};
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -56,7 +66,8 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
             Some('Z') => "UTC".to_owned(),
             Some('%') => "%".to_owned(),
             other => {
-                let message = format!("strftime_now does not know %{}", other.map_or(String::new(), String::from));
+                let message =
+                    format!("strftime_now does not know %{}", other.map_or(String::new(), String::from));
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         });

@@ -2,49 +2,126 @@
 
 use serde_json::Value;
 
-/// `", "` and `": "` between things, or an element a line where `indent` is given. Nothing is escaped that need not be.
-pub(super) fn dump(value: &Value, indent: Option<usize>) -> String {
-    let mut text = String::new();
-    write(value, indent, 0, &mut text);
-    text
+/// Where the text has spaces and line ends.
+pub(super) struct Layout {
+    indent: Option<usize>,
+    item_separator: String,
+    key_separator: String,
 }
 
-fn write(value: &Value, indent: Option<usize>, depth: usize, text: &mut String) {
-    match value {
-        Value::Array(items) if !items.is_empty() => {
-            text.push('[');
-            for (index, item) in items.iter().enumerate() {
-                separate(index, indent, depth + 1, text);
-                write(item, indent, depth + 1, text);
+impl Layout {
+    /// `", "` and `": "` between things, or an element a line where `indent` is given.
+    pub(super) fn new(indent: Option<usize>) -> Self {
+        let item_separator = if indent.is_some() { "," } else { ", " };
+        Layout { indent, item_separator: item_separator.to_owned(), key_separator: ": ".to_owned() }
+    }
+
+    pub(super) fn with_separators(self, item_separator: String, key_separator: String) -> Self {
+        Layout { item_separator, key_separator, ..self }
+    }
+
+    /// Nothing is escaped that need not be.
+    pub(super) fn dump(&self, value: &Value) -> String {
+        let mut text = String::new();
+        self.write(value, 0, &mut text);
+        text
+    }
+
+    fn write(&self, value: &Value, depth: usize, text: &mut String) {
+        match value {
+            Value::Array(items) if !items.is_empty() => {
+                text.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    self.separate(index, depth + 1, text);
+                    self.write(item, depth + 1, text);
+                }
+                self.end_line(depth, text);
+                text.push(']');
             }
-            end_line(indent, depth, text);
-            text.push(']');
-        }
-        Value::Object(fields) if !fields.is_empty() => {
-            text.push('{');
-            for (index, (key, item)) in fields.iter().enumerate() {
-                separate(index, indent, depth + 1, text);
-                text.push_str(&Value::from(key.as_str()).to_string());
-                text.push_str(": ");
-                write(item, indent, depth + 1, text);
+            Value::Object(fields) if !fields.is_empty() => {
+                text.push('{');
+                for (index, (key, item)) in fields.iter().enumerate() {
+                    self.separate(index, depth + 1, text);
+                    text.push_str(&Value::from(key.as_str()).to_string());
+                    text.push_str(&self.key_separator);
+                    self.write(item, depth + 1, text);
+                }
+                self.end_line(depth, text);
+                text.push('}');
             }
-            end_line(indent, depth, text);
-            text.push('}');
+            Value::Number(number) if number.is_f64() => {
+                text.push_str(&float(number.as_f64().unwrap_or_default()))
+            }
+            scalar_or_empty => text.push_str(&scalar_or_empty.to_string()),
         }
-        scalar_or_empty => text.push_str(&scalar_or_empty.to_string()),
+    }
+
+    fn separate(&self, index: usize, depth: usize, text: &mut String) {
+        if index > 0 {
+            text.push_str(&self.item_separator);
+        }
+        self.end_line(depth, text);
+    }
+
+    fn end_line(&self, depth: usize, text: &mut String) {
+        if let Some(width) = self.indent {
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', width * depth));
+        }
     }
 }
 
-fn separate(index: usize, indent: Option<usize>, depth: usize, text: &mut String) {
-    if index > 0 {
-        text.push_str(if indent.is_some() { "," } else { ", " });
+/// The same JSON with everything beyond ASCII escaped; only strings hold such characters.
+pub(super) fn ascii(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.is_ascii() {
+            true => escaped.push(character),
+            false => character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                escaped.push_str(&format!("\\u{unit:04x}"));
+            }),
+        }
     }
-    end_line(indent, depth, text);
+    escaped
 }
 
-fn end_line(indent: Option<usize>, depth: usize, text: &mut String) {
-    if let Some(width) = indent {
-        text.push('\n');
-        text.extend(std::iter::repeat_n(' ', width * depth));
+/// The shortest digits that read back, with an exponent of two digits below 1e-4 and from 1e16 on.
+fn float(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse::<i32>().unwrap_or_default() {
+        -4..16 => format!("{value:?}"),
+        exponent => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn separators_and_escapes_are_those_asked_for() {
+        let value = serde_json::json!({"a": ["é🙂", 1], "b": {}});
+        let tight = Layout::new(None).with_separators(",".to_owned(), ":".to_owned());
+        assert_eq!(tight.dump(&value), r#"{"a":["é🙂",1],"b":{}}"#);
+        assert_eq!(ascii(&Layout::new(None).dump(&value)), r#"{"a": ["\u00e9\ud83d\ude42", 1], "b": {}}"#);
+    }
+
+    #[test]
+    fn floats_are_spelled_as_python_spells_them() {
+        let cases = [
+            (1.0, "1.0"),
+            (0.5, "0.5"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-2.5e-7, "-2.5e-07"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e300, "1.5e+300"),
+            (0.0, "0.0"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(float(value), expected);
+        }
     }
 }

@@ -10,9 +10,11 @@ fn render(source: &str, messages: serde_json::Value) -> Result<String, ModelErro
 
 #[test]
 fn chatml_renders_roles_in_turn() {
-    let messages = [json!({"role": "system", "content": "Be kind."}), json!({"role": "user", "content": "Hi <b>"})];
+    let messages =
+        [json!({"role": "system", "content": "Be kind."}), json!({"role": "user", "content": "Hi <b>"})];
     let text = ChatTemplate::chatml_default().render(&messages, None, true).unwrap();
-    let expected = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi <b><|im_end|>\n<|im_start|>assistant\n";
+    let expected =
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi <b><|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(text, expected);
 }
 
@@ -57,4 +59,96 @@ fn broken_and_endless_templates_are_errors() {
     assert!(error.contains("steps"), "{error}");
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
     assert!(render(recursive, json!([])).is_err());
+}
+
+#[test]
+fn none_is_not_iterable_and_errors_do_not_quote_the_conversation() {
+    let source = "{% if tools is iterable and tools | length > 0 %}yes{% else %}no{% endif %}";
+    assert_eq!(render(source, json!([])).unwrap(), "no");
+    let error =
+        render("{{ messages[0].content | length - none }}", json!([{"content": "my secret"}])).unwrap_err();
+    assert!(!error.to_string().contains("my secret"), "{error}");
+}
+
+/// In the manner of Llama 3.1: tools in the first user turn, the date, the arguments as `parameters`.
+#[test]
+fn a_template_that_takes_messages_apart_renders_calls_and_results() {
+    let source = r#"{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") | length %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- "<|h|>system<|/h|>\n\n" + system + "\nToday: " ~ date_string + "<|eot|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|h|>' + message['role'] + '<|/h|>\n\n' + message['content'] | trim + '<|eot|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("one call at a time") }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|h|>assistant<|/h|>\n\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}
+        {{- "}<|eot|>" }}
+    {%- elif message.content is mapping or message.content is iterable and message.content is not string %}
+        {{- message.content | tojson }}
+    {%- else %}
+        {{- "<|h|>tool<|/h|>\n\n" + message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|h|>assistant<|/h|>\n\n' }}
+{%- endif %}
+"#;
+    let call = json!({"id": "1", "function": {"name": "find", "arguments": {"id": "é", "n": 3}}});
+    let messages = json!([
+        {"role": "system", "content": " Be kind. "},
+        {"role": "user", "content": "Hi\n"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": {"state": "sent"}},
+        {"role": "tool", "content": "done"}
+    ]);
+    let expected = "<s><|h|>system<|/h|>\n\nBe kind.\nToday: 11<|eot|><|h|>user<|/h|>\n\nHi<|eot|><|h|>assistant<|/h|>\n\n{\"name\": \"find\", \"parameters\": {\"id\": \"é\", \"n\": 3}}<|eot|>{\"state\": \"sent\"}<|h|>tool<|/h|>\n\ndone<|h|>assistant<|/h|>\n\n";
+    assert_eq!(render(source, messages).unwrap(), expected);
+}
+
+/// In the manner of Qwen 3: a backward walk to the last question, thoughts cut out of earlier answers.
+#[test]
+fn a_template_that_walks_backward_cuts_earlier_thoughts() {
+    let source = r#"{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and not message.content.startswith('<result>') %}
+        {%- set ns.searching = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if '</think>' in content %}
+        {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+    {%- if loop.index0 > ns.last and thought is defined %}
+        {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
+    {%- endif %}
+    {{- message.role ~ ': ' ~ content }}{{ '\n' if not loop.last else '' }}
+{%- endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}never{% endif %}"#;
+    let answer = "<think>\nhm\n</think>\n\nyes";
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "<result>1</result>"}
+    ]);
+    let expected =
+        "user: a\nassistant: yes\nuser: b\n<think>\nhm\n</think>\n\nassistant: yes\nuser: <result>1</result>";
+    assert_eq!(render(source, messages).unwrap(), expected);
 }

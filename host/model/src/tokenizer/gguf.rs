@@ -25,12 +25,16 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenize
     if tokens.len() > super::MAX_VOCABULARY {
         return Err(ModelError::config("tokenizer.ggml.tokens", format!("has {} tokens", tokens.len())));
     }
+    let types = integers(file, bytes, "tokenizer.ggml.token_type")?;
+    if !types.is_empty() && types.len() != tokens.len() {
+        let problem = format!("has {} entries for {} tokens", types.len(), tokens.len());
+        return Err(ModelError::config("tokenizer.ggml.token_type", problem));
+    }
     let mut tokenizer = match kind {
         "gpt2" => byte_level(file, bytes, &tokens)?,
-        "llama" => sentence_piece(file, bytes, &tokens)?,
+        "llama" => sentence_piece(file, bytes, &tokens, &types)?,
         other => return Err(ModelError::unsupported("tokenizer.ggml.model", other, "gpt2, llama")),
     };
-    let types = integers(file, bytes, "tokenizer.ggml.token_type")?;
     let added: Vec<_> = tokens
         .iter()
         .zip(&types)
@@ -43,14 +47,13 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenize
 
 fn byte_level(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenizers::Tokenizer, ModelError> {
     let key = "tokenizer.ggml.pre";
-    let byte_level = |regex: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
-    };
+    let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
     let split = |digits: &str| {
         let pattern = WORDS.replace("{DIGITS}", digits);
         json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
     };
-    let sequence = |first: Json, regex: bool| json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]});
+    let sequence =
+        |first: Json, regex: bool| json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]});
     let (cut, normalizer, ignore_merges) = match file.string(key)?.unwrap_or("default") {
         "default" | "gpt-2" => (byte_level(true), Json::Null, false),
         "smollm" => (sequence(json!({"type": "Digits", "individual_digits": true}), true), Json::Null, false),
@@ -61,15 +64,26 @@ fn byte_level(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenize
     let mut merges = Vec::new();
     for merge in strings(file, bytes, "tokenizer.ggml.merges")? {
         let (left, right) = merge.split_once(' ').ok_or_else(|| {
-            ModelError::config("tokenizer.ggml.merges", format!("{merge:?} is not two tokens with a space between them"))
+            ModelError::config(
+                "tokenizer.ggml.merges",
+                format!("{merge:?} is not two tokens with a space between them"),
+            )
         })?;
         merges.push((left.to_owned(), right.to_owned()));
     }
-    let model = bpe(BPE::builder().vocab_and_merges(vocabulary(tokens), merges).ignore_merges(ignore_merges).build())?;
+    let model = bpe(BPE::builder()
+        .vocab_and_merges(vocabulary(tokens), merges)
+        .ignore_merges(ignore_merges)
+        .build())?;
     assemble(model, &normalizer, &cut, &byte_level(true))
 }
 
-fn sentence_piece(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenizers::Tokenizer, ModelError> {
+fn sentence_piece(
+    file: &GgufFile,
+    bytes: &[u8],
+    tokens: &[&str],
+    types: &[u64],
+) -> Result<tokenizers::Tokenizer, ModelError> {
     let scores = file.array("tokenizer.ggml.scores")?.and_then(|array| array.scalars(bytes));
     let scores: Vec<f64> = scores.into_iter().flatten().filter_map(|value| value.as_f64()).collect();
     if scores.len() != tokens.len() {
@@ -78,7 +92,7 @@ fn sentence_piece(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<toke
     }
     let unknown = file.unsigned("tokenizer.ggml.unknown_token_id")?.unwrap_or(0) as usize;
     let mut builder = BPE::builder()
-        .vocab_and_merges(vocabulary(tokens), merges_of_scores(tokens, &scores))
+        .vocab_and_merges(vocabulary(tokens), merges_of_scores(tokens, &scores, types))
         .byte_fallback(true)
         .fuse_unk(true);
     if let Some(unknown) = tokens.get(unknown) {
@@ -97,12 +111,13 @@ fn sentence_piece(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<toke
 
 /// SentencePiece merges the pair whose union scores highest: every way to cut a token in two is a merge, in the order
 /// of the tokens' scores.
-fn merges_of_scores(tokens: &[&str], scores: &[f64]) -> Vec<(String, String)> {
+fn merges_of_scores(tokens: &[&str], scores: &[f64], types: &[u64]) -> Vec<(String, String)> {
     let score_of: HashMap<&str, f64> = tokens.iter().copied().zip(scores.iter().copied()).collect();
     let mut merges = Vec::new();
-    for (token, score) in tokens.iter().zip(scores) {
-        // Longer tokens are markup, and the cuts of one are quadratic in its length.
-        if token.len() > 256 {
+    for (id, (token, score)) in tokens.iter().zip(scores).enumerate() {
+        // Text never merges into a control token. The cuts of a token are quadratic in its length, so it is bounded;
+        // longer ones are markup.
+        if types.get(id) == Some(&CONTROL) || token.len() > 256 {
             continue;
         }
         for (at, _) in token.char_indices().skip(1) {
@@ -142,7 +157,8 @@ fn vocabulary(tokens: &[&str]) -> Vocab {
 
 fn strings<'a>(file: &GgufFile, bytes: &'a [u8], key: &str) -> Result<Vec<&'a str>, ModelError> {
     let array = file.array(key)?.ok_or_else(|| ModelError::config(key, "is missing"))?;
-    let strings = array.strings(bytes).ok_or_else(|| ModelError::config(key, "is not an array of strings"))?;
+    let strings =
+        array.strings(bytes).ok_or_else(|| ModelError::config(key, "is not an array of strings"))?;
     Ok(strings.collect())
 }
 
@@ -151,4 +167,95 @@ fn integers(file: &GgufFile, bytes: &[u8], key: &str) -> Result<Vec<u64>, ModelE
     let Some(array) = file.array(key)? else { return Ok(Vec::new()) };
     let values = array.scalars(bytes).ok_or_else(|| ModelError::config(key, "is not an array of numbers"))?;
     Ok(values.map(|value: Value| value.as_u64().unwrap_or(0)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::gguf::writer::GgufWriter;
+    use crate::tokenizer::SpecialTokens::{Literal, Parse};
+
+    fn rebuilt(writer: &GgufWriter) -> Result<Option<Tokenizer>, ModelError> {
+        let bytes = writer.build();
+        from_gguf(&GgufFile::parse(Path::new("test.gguf"), &bytes)?, &bytes)
+    }
+
+    /// `<unk>`, `<s>`, `</s>`, the 256 bytes, then pieces; a later one merges later.
+    fn sentence_piece() -> GgufWriter {
+        let pieces = ["▁", "h", "e", "l", "o", "▁h", "el", "lo", "▁hel", "▁hello", "</", "s>"];
+        let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+        tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        tokens.extend(["<", "/", "s", ">"].map(str::to_owned));
+        let (first, mut types) = (tokens.len(), vec![2, 3, 3]);
+        types.extend([6; 256]);
+        tokens.extend(pieces.map(str::to_owned));
+        types.resize(tokens.len(), 1);
+        let scores: Vec<f32> = (0..tokens.len()).map(|id| first as f32 - id.max(first) as f32).collect();
+        GgufWriter::default()
+            .string("tokenizer.ggml.model", "llama")
+            .strings("tokenizer.ggml.tokens", &tokens)
+            .floats("tokenizer.ggml.scores", &scores)
+            .integers("tokenizer.ggml.token_type", &types)
+    }
+
+    #[test]
+    fn sentence_pieces_merge_by_score_and_fall_back_to_bytes() {
+        let tokenizer = rebuilt(&sentence_piece()).unwrap().unwrap();
+        let id = |text: &str| tokenizer.token_id(text).unwrap();
+        assert_eq!(tokenizer.encode("hello", Parse).unwrap(), [id("▁hello")]);
+        assert_eq!(tokenizer.encode("hello é", Parse).unwrap(), [id("▁hello"), id("▁"), 3 + 0xc3, 3 + 0xa9]);
+        assert_eq!(tokenizer.token_bytes(id("▁hello")), Some(b" hello".as_slice()));
+        assert_eq!(tokenizer.token_bytes(3 + 0xa9), Some([0xa9].as_slice()));
+        let ids = tokenizer.encode("hello é", Parse).unwrap();
+        assert_eq!(tokenizer.decode(&ids, false), " hello é");
+        let bare =
+            rebuilt(&sentence_piece().boolean("tokenizer.ggml.add_space_prefix", false)).unwrap().unwrap();
+        assert_eq!(bare.encode("lo", Parse).unwrap(), [id("lo")]);
+    }
+
+    #[test]
+    fn pieces_of_text_never_merge_into_a_control_token() {
+        let tokenizer = rebuilt(&sentence_piece()).unwrap().unwrap();
+        assert_eq!(tokenizer.encode("</s>", Parse).unwrap(), [2]);
+        let literal = tokenizer.encode("</s>", Literal).unwrap();
+        assert_eq!(literal, ["▁", "</", "s>"].map(|text| tokenizer.token_id(text).unwrap()));
+    }
+
+    #[test]
+    fn arrays_that_do_not_belong_together_are_named() {
+        for (writer, key) in [
+            (sentence_piece().floats("tokenizer.ggml.scores", &[1.0]), "tokenizer.ggml.scores"),
+            (sentence_piece().integers("tokenizer.ggml.token_type", &[1]), "tokenizer.ggml.token_type"),
+            (sentence_piece().without("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),
+            (sentence_piece().string("tokenizer.ggml.model", "gpt2"), "tokenizer.ggml.merges"),
+        ] {
+            let message = rebuilt(&writer).expect_err(key).to_string();
+            assert!(message.contains(key), "{message}");
+        }
+        assert!(rebuilt(&GgufWriter::default()).unwrap().is_none());
+    }
+
+    /// The real default model, where `SKEP_TEST_MODEL` names it; its ids come from an independent implementation.
+    #[test]
+    fn ids_of_the_default_model_are_those_of_the_reference() {
+        let Some(model) = std::env::var_os("SKEP_TEST_MODEL") else {
+            eprintln!("skipped: SKEP_TEST_MODEL does not name the GGUF file of smollm2-135m");
+            return;
+        };
+        let tokenizer = crate::Checkpoint::open(Path::new(&model)).unwrap().tokenizer().unwrap().unwrap();
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/smollm2-135m-q4_1.json");
+        let cases: Vec<Json> = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
+        for case in &cases {
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, Parse).unwrap(), ids, "{text:?}");
+            assert_eq!(tokenizer.decode(&ids, false), text);
+            let literal = tokenizer.encode(text, Literal).unwrap();
+            assert!(literal.iter().all(|id| !tokenizer.is_special(*id)), "{text:?}");
+            assert_eq!(tokenizer.decode(&literal, true), text);
+        }
+    }
 }
