@@ -18,7 +18,21 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn every_command_explains_itself() {
     let help = text(&skep(&["--help"]).stdout);
-    for command in ["demo", "up", "new", "build", "deploy", "list", "invoke", "chat", "logs", "model", "bench", "doctor", "completions"] {
+    for command in [
+        "demo",
+        "up",
+        "new",
+        "build",
+        "deploy",
+        "list",
+        "invoke",
+        "chat",
+        "logs",
+        "model",
+        "bench",
+        "doctor",
+        "completions",
+    ] {
         assert!(help.contains(command), "--help does not mention {command}");
         let output = skep(&[command, "--help"]);
         assert!(output.status.success(), "{command} --help");
@@ -104,12 +118,15 @@ fn sigterm_lets_a_running_stream_finish() {
     let url = lines
         .by_ref()
         .map(|line| line.unwrap())
-        .find_map(|line| line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned))
+        .find_map(|line| {
+            line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned)
+        })
         .expect("`skep up` prints where it listens");
     let url = url.trim_end_matches(['/', '.', ',']).to_owned();
     let finished = tokio::runtime::Runtime::new().unwrap().block_on(async {
         let request = json!({"prompt": "One, two,", "max_tokens": 60, "ignore_eos": true, "stream": true});
-        let mut response = client().post(format!("{url}/v1/completions")).json(&request).send().await.unwrap();
+        let mut response =
+            client().post(format!("{url}/v1/completions")).json(&request).send().await.unwrap();
         let mut body = response.chunk().await.unwrap().expect("it began").to_vec();
         let pid = server.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());

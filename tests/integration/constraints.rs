@@ -60,7 +60,10 @@ async fn a_required_tool_is_called_with_arguments_that_conform() {
         (json!("required"), &["get_weather", "set_alarm"][..]),
         (json!({"type": "function", "function": {"name": "set_alarm"}}), &["set_alarm"][..]),
     ] {
-        let answer = chat(json!({"tools": tools, "tool_choice": choice, "max_tokens": 80, "temperature": 0.7, "seed": 3})).await;
+        let answer = chat(
+            json!({"tools": tools, "tool_choice": choice, "max_tokens": 80, "temperature": 0.7, "seed": 3}),
+        )
+        .await;
         assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
         let call = &answer["choices"][0]["message"]["tool_calls"][0];
         let name = call["function"]["name"].as_str().unwrap();

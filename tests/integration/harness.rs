@@ -136,15 +136,14 @@ pub fn client() -> reqwest::Client {
 /// Where the default model is; fetched by the first test that asks.
 pub fn model_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        on_plain_thread(|| catalog::resolve(MODEL, &Silent).expect("the default model").path)
-    })
+    PATH.get_or_init(|| on_plain_thread(|| catalog::resolve(MODEL, &Silent).expect("the default model").path))
 }
 
 /// The component of one of `tests/guests`, built once a process.
 pub fn guest(name: &str) -> Arc<[u8]> {
     static BUILT: OnceLock<Mutex<HashMap<String, Arc<[u8]>>>> = OnceLock::new();
-    let mut built = BUILT.get_or_init(Default::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut built =
+        BUILT.get_or_init(Default::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let build = || {
         let target = guest_build::GuestTarget::Example(name.to_owned());
         build_guest(&repository().join("tests/guests"), target)

@@ -3,7 +3,8 @@
 use crate::harness::{client, guest, model_path, shared};
 use serde_json::{Value, json};
 
-const TIGHT: &str = "[limits]\nmemory_mb = 16\ncpu_ms = 300\nturn_ms = 20000\ntokens_per_turn = 64\nstate_kb = 64";
+const TIGHT: &str =
+    "[limits]\nmemory_mb = 16\ncpu_ms = 300\nturn_ms = 20000\ntokens_per_turn = 64\nstate_kb = 64";
 
 /// Deploys a guest with tight limits, sends it a message, and expects an error; then another session must still work.
 async fn refused(guest_name: &str, text: &str) -> Value {
@@ -36,7 +37,10 @@ async fn a_memory_bomb_ends_at_its_memory_limit() {
 async fn endless_recursion_and_a_panic_are_traps() {
     for name in ["recurse", "panic"] {
         let error = refused(name, "go").await;
-        assert!(["agent_trapped", "limit_exceeded"].contains(&error["code"].as_str().unwrap()), "{name}: {error}");
+        assert!(
+            ["agent_trapped", "limit_exceeded"].contains(&error["code"].as_str().unwrap()),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -70,7 +74,8 @@ async fn components_that_are_none_are_refused_with_a_reason() {
 
 #[tokio::test]
 async fn a_manifest_with_a_wrong_field_names_the_nearest_one() {
-    let (status, answer) = shared().deploy("name = \"x\"\n[limits]\nmemory_mib = 3", guest("noop").to_vec()).await;
+    let (status, answer) =
+        shared().deploy("name = \"x\"\n[limits]\nmemory_mib = 3", guest("noop").to_vec()).await;
     assert_eq!(status, 400, "{answer}");
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("memory_mib") && message.contains("memory_mb"), "{message}");
@@ -93,7 +98,11 @@ async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
         ("/v1/chat/completions", json!({"messages": hello, "n": 100000}), 400),
         ("/v1/chat/completions", json!({"messages": [{"role": "wizard", "content": "x"}]}), 400),
         ("/v1/chat/completions", json!({"messages": "hello"}), 400),
-        ("/v1/chat/completions", json!({"messages": hello, "response_format": {"type": "regex", "regex": "("}}), 400),
+        (
+            "/v1/chat/completions",
+            json!({"messages": hello, "response_format": {"type": "regex", "regex": "("}}),
+            400,
+        ),
         ("/v1/completions", json!({"prompt": [99999999]}), 400),
         ("/v1/completions", json!({"prompt": "word ".repeat(20_000)}), 400),
         ("/v1/completions", json!({}), 400),
@@ -104,7 +113,10 @@ async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
         let shown: String = body.to_string().chars().take(120).collect();
         assert_eq!(got, status, "{path} {shown}: {answer}");
         let error = &answer["error"];
-        assert!(error["message"].is_string() && error["code"].is_string() && error["type"].is_string(), "{answer}");
+        assert!(
+            error["message"].is_string() && error["code"].is_string() && error["type"].is_string(),
+            "{answer}"
+        );
     }
     let (status, _) = host.get("/v1/chat/completions").await;
     assert_eq!(status, 405);
@@ -113,7 +125,8 @@ async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
 #[tokio::test]
 async fn bodies_are_bounded_and_bad_json_is_named() {
     let url = shared().at("/v1/chat/completions");
-    let post = |body: String| client().post(&url).header("content-type", "application/json").body(body).send();
+    let post =
+        |body: String| client().post(&url).header("content-type", "application/json").body(body).send();
     let response = post("{\"messages\": ".into()).await.unwrap();
     assert_eq!(response.status(), 400);
     let nested = "[".repeat(100_000);
@@ -137,6 +150,9 @@ fn a_truncated_model_file_is_an_error_that_names_the_place() {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{length} bytes of the file were taken for a model"),
         };
-        assert!(error.contains("cut.gguf") || error.contains("tensor") || error.contains("key"), "{length}: {error}");
+        assert!(
+            error.contains("cut.gguf") || error.contains("tensor") || error.contains("key"),
+            "{length}: {error}"
+        );
     }
 }

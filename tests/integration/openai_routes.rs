@@ -26,10 +26,8 @@ async fn streaming_gives_what_not_streaming_gives() {
             "messages": [{"role": "user", "content": "Name three colours and a café ☕."}]});
         let whole = shared().ok("/v1/chat/completions", request.clone()).await;
         let chunks = stream(request).await;
-        let text: String = chunks
-            .iter()
-            .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
-            .collect();
+        let text: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!(text, content(&whole));
         let finish = chunks.iter().find_map(|chunk| chunk["choices"][0]["finish_reason"].as_str());
         assert_eq!(finish, whole["choices"][0]["finish_reason"].as_str());
@@ -126,7 +124,8 @@ async fn models_health_and_metrics_answer() {
 async fn generated_tokens() -> u64 {
     let (_, metrics) = shared().get("/metrics").await;
     let metrics = metrics.as_str().unwrap().to_owned();
-    let lines = metrics.lines().filter(|line| line.starts_with("skep_engine_tokens") && !line.starts_with('#'));
+    let lines =
+        metrics.lines().filter(|line| line.starts_with("skep_engine_tokens") && !line.starts_with('#'));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
 }
 

@@ -69,7 +69,12 @@ fn cases() -> Vec<Case> {
             ids: value["ids"].as_array().unwrap().iter().map(id).collect(),
             logprobs: floats(&value["logprobs"]),
             mean_nll: value["mean_nll"].as_f64().unwrap(),
-            next_top: value["next_top"].as_array().unwrap().iter().map(|v| (id(&v[0]), v[1].as_f64().unwrap())).collect(),
+            next_top: value["next_top"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|v| (id(&v[0]), v[1].as_f64().unwrap()))
+                .collect(),
         })
         .collect()
 }
