@@ -123,7 +123,7 @@ impl<'a> Conversation<'a> {
     pub async fn stream(mut self) -> Result<TextStream, InferenceError> {
         let host = self.host.clone()?;
         let inner = host.stream(self.take_options(|_| Vec::new())).await?;
-        Ok(TextStream { inner })
+        Ok(TextStream { inner, ended: false })
     }
 
     /// Generates one message that is a `T`: its JSON Schema is enforced while decoding.
@@ -198,17 +198,24 @@ impl<'a> Conversation<'a> {
 /// The text of a message while it is generated. Dropping it cancels the generation.
 pub struct TextStream {
     inner: Box<dyn HostStream>,
+    /// A host's stream must not be read again once it said that it ended.
+    ended: bool,
 }
 
 impl TextStream {
     /// The next piece, or `None` at the end.
     pub async fn next(&mut self) -> Option<String> {
-        self.inner.next().await
+        if self.ended {
+            return None;
+        }
+        let piece = self.inner.next().await;
+        self.ended = piece.is_none();
+        piece
     }
 
     /// The whole message, after reading what is left. The conversation has it from here on.
     pub async fn finish(mut self) -> Result<Generation, InferenceError> {
-        while self.inner.next().await.is_some() {}
+        while self.next().await.is_some() {}
         self.inner.finish().await
     }
 }

@@ -204,6 +204,7 @@ async fn workbench(cx: &mut Context, message: Message) -> Result<Reply, AgentErr
         "stream" => {
             let mut stream = cx.conversation().user("go").stream().await?;
             let first = stream.next().await.unwrap_or_default();
+            while stream.next().await.is_some() {}
             Reply::json(stream.finish().await?.text, &first)
         }
         "extract" => {

@@ -336,7 +336,7 @@ impl HostConversation for MemoryConversation {
         Box::pin(async move {
             let generation = self.generate(options).await?;
             let pieces = generation.text.split_inclusive(' ').map(str::to_owned).collect();
-            Ok(Box::new(MemoryStream { pieces, generation }) as Box<dyn HostStream>)
+            Ok(Box::new(MemoryStream { pieces, generation, ended: false }) as Box<dyn HostStream>)
         })
     }
 
@@ -362,11 +362,15 @@ impl HostConversation for MemoryConversation {
 struct MemoryStream {
     pieces: VecDeque<String>,
     generation: Generation,
+    ended: bool,
 }
 
 impl HostStream for MemoryStream {
     fn next(&mut self) -> Task<'_, Option<String>> {
-        Box::pin(async { self.pieces.pop_front() })
+        assert!(!self.ended, "a stream is not read after its end, which traps in a component");
+        let piece = self.pieces.pop_front();
+        self.ended = piece.is_none();
+        Box::pin(async { piece })
     }
 
     fn finish(self: Box<Self>) -> Task<'static, Result<Generation, InferenceError>> {
