@@ -1,10 +1,10 @@
 //! Bodies: JSON that says where it is wrong, in the shape of all other errors.
 
-use crate::ApiError;
+use crate::{ApiError, Gateway};
 use axum::{
     body::Bytes,
     extract::{FromRequest, Request},
-    http::StatusCode,
+    http::{StatusCode, header},
 };
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -15,28 +15,34 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A JSON body. The content type is not looked at: many clients leave it out.
 pub(crate) struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+impl<T: DeserializeOwned> FromRequest<Gateway> for JsonBody<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = read(request, state).await?;
+    async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
+        let bytes = read(request, gateway).await?;
         parse(&bytes).map(JsonBody)
     }
 }
 
 /// The bytes of a body, or why there are none.
-pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
-    let bytes =
-        tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await.map_err(|_| {
-            let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
-        })?;
+pub(crate) async fn read(request: Request, gateway: &Gateway) -> Result<Bytes, ApiError> {
+    let limit = gateway.options.max_body_bytes;
+    let too_large = || {
+        let message = format!("the body is larger than {limit} bytes, which is what this server accepts");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    // A client that says how much it will send gets its answer before it has sent it.
+    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    if announced.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
+    let bytes = bytes.await.map_err(|_| {
+        let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })?;
     bytes.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "body_too_large",
-            "the body is larger than this server accepts",
-        ),
+        StatusCode::PAYLOAD_TOO_LARGE => too_large(),
         status => ApiError::new(status, "body_unreadable", rejection.body_text()),
     })
 }

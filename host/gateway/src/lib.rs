@@ -20,10 +20,11 @@ use axum::{
     extract::DefaultBodyLimit,
     middleware,
     routing::{get, post},
+    serve::ListenerExt,
 };
 use skep_runtime::AgentHost;
 use std::{
-    future::Future,
+    future::{Future, IntoFuture},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -76,14 +77,22 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let drain = options.drain;
-    let gateway = Gateway { host, options: Arc::new(options), draining: Arc::default() };
+    let gateway = Gateway { host: host.clone(), options: Arc::new(options), draining: Arc::default() };
     let draining = gateway.draining.clone();
     let (drain_began, began) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, routes_of(gateway)).with_graceful_shutdown(async move {
-        shutdown.await;
-        draining.store(true, Ordering::Relaxed);
-        let _ = drain_began.send(());
+    // Events are small and must not wait for the client's acknowledgement of the last one.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps its delay");
+        }
     });
+    let mut server = axum::serve(listener, routes_of(gateway))
+        .with_graceful_shutdown(async move {
+            shutdown.await;
+            draining.store(true, Ordering::Relaxed);
+            let _ = drain_began.send(());
+        })
+        .into_future();
     let overtime = async {
         // A sender that was dropped means that the server ended by itself.
         if began.await.is_err() {
@@ -92,13 +101,23 @@ pub async fn serve(
         tokio::time::sleep(drain).await;
     };
     tokio::select! {
-        served = server => served,
-        () = overtime => {
-            tracing::warn!(drain_s = drain.as_secs(), "requests still ran when the time to drain was over; they are cut off");
-            Ok(())
-        }
+        served = &mut server => return served,
+        () = overtime => {}
     }
+    tracing::warn!(
+        drain_s = drain.as_secs(),
+        "requests still ran when the time to drain was over; they are cut off"
+    );
+    host.drain(Duration::ZERO).await;
+    for engine in host.models().iter() {
+        engine.drain(Duration::ZERO).await;
+    }
+    // What was cut off ends with an error, which needs a moment to be sent.
+    tokio::time::timeout(LAST_WORDS, server).await.unwrap_or(Ok(()))
 }
+
+/// How long errors may take to reach clients whose requests were cut off.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 fn routes_of(gateway: Gateway) -> Router {
     metrics::recorder();

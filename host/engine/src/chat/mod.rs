@@ -20,5 +20,6 @@ mod fixture;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::ChatOptions;
+pub use prompt::encode_prompt;
 pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
 pub use transcript::Transcript;

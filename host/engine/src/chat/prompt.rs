@@ -9,6 +9,11 @@ use super::message::{ChatMessage, ToolSpec};
 use super::render::{self, Rendering};
 use crate::{Engine, EngineError};
 
+/// A text with more bytes than this for each token of the context probably does not fit.
+const USUAL_TOKEN_BYTES: usize = 8;
+const PIECE_BYTES: usize = 16 << 10;
+const PIECE_SLACK_TOKENS: usize = 64;
+
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
     pub(super) text: String,
@@ -26,13 +31,43 @@ pub(super) fn render_and_encode(
     Ok(Prompt { text: rendering.text, tokens })
 }
 
+/// A plain text as a prompt, without a template: special tokens that it names are special tokens.
+pub fn encode_prompt(engine: &Engine, text: &str) -> Result<Vec<u32>, EngineError> {
+    refuse_hopeless(engine, text)?;
+    Ok(with_bos(engine, engine.tokenizer().encode(text, SpecialTokens::Parse)?))
+}
+
 pub(super) fn encode_whole(engine: &Engine, rendering: &Rendering) -> Result<Vec<u32>, EngineError> {
+    refuse_hopeless(engine, &rendering.text)?;
+    Ok(with_bos(engine, encode_from(engine.tokenizer(), rendering, 0)?))
+}
+
+fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
     let info = engine.info();
-    let mut tokens = encode_from(engine.tokenizer(), rendering, 0)?;
     if let Some(bos) = info.bos.filter(|bos| info.add_bos && tokens.first() != Some(bos)) {
         tokens.insert(0, bos);
     }
-    Ok(tokens)
+    tokens
+}
+
+/// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs seconds for
+/// a megabyte. Pieces of the text are counted until they are too many; a piece's count is off by a few tokens at most.
+pub(super) fn refuse_hopeless(engine: &Engine, text: &str) -> Result<(), EngineError> {
+    let limit = engine.info().context_length;
+    if text.len() <= limit.saturating_mul(USUAL_TOKEN_BYTES) {
+        return Ok(());
+    }
+    let (mut rest, mut counted, mut slack) = (text, 0usize, 0usize);
+    while !rest.is_empty() && counted <= limit.saturating_add(slack) {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        counted += engine.tokenizer().encode(piece, SpecialTokens::Parse)?.len();
+        slack += PIECE_SLACK_TOKENS;
+        rest = after;
+    }
+    if counted > limit.saturating_add(slack) {
+        return Err(EngineError::ContextOverflow { limit, prompt: counted, requested: 1 });
+    }
+    Ok(())
 }
 
 /// The tokens of the text from the byte `start` on.
@@ -55,4 +90,26 @@ pub(super) fn encode_from(
         tokens.extend(tokenizer.encode(&rendering.text[at..], SpecialTokens::Parse)?);
     }
     Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::fixture;
+    use skep_model::ChatTemplate;
+
+    #[test]
+    fn a_hopeless_text_is_refused_early_and_a_long_one_is_not() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
+        for text in ["x".repeat(16 << 20), "the user said hello. ".repeat(1 << 20), "é王🐝".repeat(1 << 20)]
+        {
+            let error = encode_prompt(&engine, &text).unwrap_err();
+            let EngineError::ContextOverflow { limit: 4096, prompt, .. } = error else { panic!("{error}") };
+            // Only the first pieces were looked at.
+            assert!(prompt > 4096 && prompt < 40_000, "{prompt}");
+        }
+        // Eleven bytes a token: longer than usual, and counted, but no longer than the context.
+        let fits = "<|im_start|>".repeat(4000);
+        assert_eq!(encode_prompt(&engine, &fits).unwrap().len(), 4000);
+    }
 }

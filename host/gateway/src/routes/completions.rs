@@ -21,8 +21,8 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_engine::{
-    Affinity, Constraint, Engine, EngineError, FinishReason, GenerateRequest, SpecialTokens, TokenEvent,
-    TokenStream, Usage,
+    Affinity, Constraint, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
+    chat::encode_prompt,
 };
 
 const MAX_PROMPTS: usize = 64;
@@ -117,11 +117,7 @@ impl CompletionBody {
     }
 
     fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |text: &String| {
-            let bos = engine.info().bos.filter(|_| engine.info().add_bos);
-            let ids = engine.tokenizer().encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
-            Ok::<_, ApiError>(bos.into_iter().chain(ids).collect::<Vec<u32>>())
-        };
+        let encode = |text: &String| encode_prompt(engine, text);
         let prompts = match &self.prompt {
             Prompt::Text(text) => vec![encode(text)?],
             Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => {

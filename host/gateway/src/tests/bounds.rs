@@ -60,6 +60,14 @@ async fn everything_that_is_refused_has_one_shape() {
 }
 
 #[tokio::test]
+async fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
+    let server = Server::start().await;
+    let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+    let request = Request::post("/v1/completions").header("content-length", "99999999").body(body).unwrap();
+    assert_eq!(server.send(request).await.status, 413);
+}
+
+#[tokio::test]
 async fn deploying_checks_its_parts() {
     let options = GatewayOptions { max_component_bytes: 1 << 20, ..GatewayOptions::default() };
     let server = Server::with(options).await;

@@ -17,6 +17,7 @@ use tower::ServiceExt;
 pub struct Server {
     pub router: Router,
     pub engine: Engine,
+    pub host: AgentHost,
 }
 
 pub struct Answer {
@@ -59,7 +60,7 @@ impl Server {
         let models = ModelSet::new(engine.clone());
         let store = Store::in_memory().await.unwrap();
         let host = AgentHost::start(store, models, RuntimeOptions::default()).await.unwrap();
-        Server { router: router(host, options), engine }
+        Server { router: router(host.clone(), options), engine, host }
     }
 
     pub async fn send(&self, request: Request<Body>) -> Answer {

@@ -3,5 +3,6 @@
 mod bounds;
 mod chat;
 mod completions;
+mod drain;
 mod fixture;
 mod streams;
