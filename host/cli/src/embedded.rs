@@ -35,7 +35,7 @@ impl SourceTree {
         if let Some(checkout) = checkout() {
             return Ok(Self { root: checkout });
         }
-        unpack()
+        unpack(&places::cache_subdir("sdk")?)
     }
 
     /// The folder of `skep-sdk`.
@@ -69,7 +69,8 @@ fn checkout() -> Option<PathBuf> {
     complete.iter().all(|part| root.join(part).exists()).then_some(root)
 }
 
-fn unpack() -> Result<SourceTree> {
+/// Unpacks into a folder of `parent` that is named after the content, once.
+fn unpack(parent: &Path) -> Result<SourceTree> {
     let parts = [("guest-sdk", &SDK), ("wit", &WIT), ("examples/concierge", &CONCIERGE)];
     let mut hasher = Sha256::new();
     hasher.update(WORKSPACE);
@@ -78,13 +79,12 @@ fn unpack() -> Result<SourceTree> {
         digest(dir, &mut hasher);
     }
     let key: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let parent = places::cache_subdir("sdk")?;
     let root = parent.join(key);
     let _lock = places::lock(&parent.join("unpack.lock"), || {})?;
     if root.exists() {
         return Ok(SourceTree { root });
     }
-    let work = tempfile::Builder::new().prefix("unpacking-").tempdir_in(&parent)?;
+    let work = tempfile::Builder::new().prefix("unpacking-").tempdir_in(parent)?;
     for (name, dir) in parts {
         let target = work.path().join(name);
         std::fs::create_dir_all(&target)?;
@@ -116,4 +116,32 @@ fn write_if_changed(path: &Path, text: &str) -> Result<()> {
         std::fs::create_dir_all(dir)?;
     }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unpacked_tree_is_complete_and_unpacked_once() {
+        let parent = tempfile::tempdir().expect("temporary folder");
+        let tree = unpack(parent.path()).expect("unpacked");
+        for file in
+            ["guest-sdk/macros/Cargo.toml", "wit/skep-agent/agent.wit", "examples/concierge/agent.toml"]
+        {
+            assert!(tree.root.join(file).is_file(), "{file}");
+        }
+        let mark = tree.sdk().join("mark");
+        std::fs::write(&mark, b"").expect("file");
+        assert_eq!(unpack(parent.path()).expect("there already").root, tree.root);
+        assert!(mark.exists());
+    }
+
+    #[test]
+    fn paths_survive_toml() {
+        let path = Path::new(r#"C:\a "b""#);
+        let text = format!("path = \"{}\"", toml_path(path));
+        let table: toml::Table = toml::from_str(&text).expect("valid TOML");
+        assert_eq!(table["path"].as_str(), path.to_str());
+    }
 }

@@ -77,8 +77,8 @@ fn for_people(check: &Check, paint: Painter) -> String {
         State::Note => paint.yellow("note   "),
         State::Missing => paint.red("missing"),
     };
-    let hint = check.hint.map(|hint| format!("\n{:25}{}", "", paint.dim(hint))).unwrap_or_default();
-    format!("{mark}  {:16}{}{hint}", check.name, check.found)
+    let hint = check.hint.map(|hint| format!("\n{:27}{}", "", paint.dim(hint))).unwrap_or_default();
+    format!("{mark}  {:18}{}{hint}", check.name, check.found)
 }
 
 fn ok(name: &'static str, found: impl Into<String>) -> Check {

@@ -133,9 +133,8 @@ fn announce(server: &RunningServer, data: &DataDir) -> Result<()> {
     }
     let agents = server.host.agents();
     for agent in &agents {
-        let routes =
-            if agent.routes.is_empty() { String::new() } else { format!(", {}", agent.routes.join(", ")) };
-        out::line(&format!("  agent   {} ({} tools{routes})", agent.name, agent.tools.len()))?;
+        let offers: Vec<&str> = agent.tools.iter().chain(&agent.routes).map(String::as_str).collect();
+        out::line(&format!("  agent   {}: {}", agent.name, offers.join(", ")))?;
     }
     for failed in server.host.failed_agents() {
         out::line(&format!("  {}  {}: {}", paint.red("broken"), failed.name, failed.reason))?;

@@ -74,10 +74,9 @@ pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGue
 fn write_atomically(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
     let dir = path.parent().context("a path inside a folder")?;
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut file =
-        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
-    std::io::Write::write_all(&mut file, bytes)
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+    // Not a temporary file of the system's kind: those are for their owner's eyes only.
+    let beside = path.with_extension(format!("wasm.{}", std::process::id()));
+    std::fs::write(&beside, bytes).with_context(|| format!("cannot write {}", beside.display()))?;
+    std::fs::rename(&beside, path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())
 }
