@@ -90,11 +90,15 @@ impl ChatBody {
         }
         let max_completion_tokens = fields.take("max_completion_tokens")?;
         let parameters = Parameters::take(&mut fields)?;
+        let tool_choice = tool_choice(fields.take("tool_choice")?)?;
+        // A model that has to call and may go on calling does: small ones repeat themselves up to their token limit.
+        let parallel_tool_calls =
+            fields.take("parallel_tool_calls")?.unwrap_or(tool_choice == ToolChoice::Auto);
         Ok(ChatBody {
             messages: fields.take_required("messages")?,
             tools: fields.take("tools")?.unwrap_or_default(),
-            tool_choice: tool_choice(fields.take("tool_choice")?)?,
-            parallel_tool_calls: fields.take("parallel_tool_calls")?.unwrap_or(true),
+            tool_choice,
+            parallel_tool_calls,
             output: response_format::take(&mut fields)?,
             logprobs: fields.take("logprobs")?.unwrap_or(false),
             top_logprobs: fields.take("top_logprobs")?,
