@@ -154,6 +154,7 @@ async fn two_generations_of_one_turn_run_at_once_and_a_stream_equals_its_text() 
     let (status, answer) = host.message("streamer", "s", "Say hello.").await;
     assert_eq!(status, 200, "{answer}");
     assert!(!answer["text"].as_str().unwrap().is_empty());
+    assert_eq!(answer["data"]["same"], true, "the pieces of the stream make the text: {answer}");
 }
 
 #[tokio::test]
