@@ -108,7 +108,9 @@ fn sigterm_lets_a_running_stream_finish() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap().to_owned();
     let mut server = Command::new(env!("CARGO_BIN_EXE_skep"))
-        .args(["up", "--listen", "127.0.0.1:0", "--data", &data, "--model", model_path().to_str().unwrap()])
+        .arg("up")
+        .arg(repository().join("examples/hello"))
+        .args(["--listen", "127.0.0.1:0", "--data", &data, "--model", model_path().to_str().unwrap()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -124,6 +126,8 @@ fn sigterm_lets_a_running_stream_finish() {
         .expect("`skep up` prints where it listens");
     let url = url.trim_end_matches(['/', '.', ',']).to_owned();
     let finished = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let agent = client().get(format!("{url}/v1/agents/hello")).send().await.unwrap();
+        assert_eq!(agent.status(), 200, "the agent that was named is there when the server answers");
         let request = json!({"prompt": "One, two,", "max_tokens": 60, "ignore_eos": true, "stream": true});
         let mut response =
             client().post(format!("{url}/v1/completions")).json(&request).send().await.unwrap();

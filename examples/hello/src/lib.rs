@@ -8,7 +8,8 @@ async fn hello(cx: &mut Context, message: Message) -> Result<Reply, AgentError> 
     let visits: u32 = cx.state().get_or_default("visits")?;
     cx.state().set("visits", &(visits + 1))?;
     let system = "You are a friendly host. Answer in one short sentence.";
-    let reply = cx.conversation().system(system).user(message.text).max_tokens(60).run().await?;
+    let chat = cx.conversation().system(system).user(message.text);
+    let reply = chat.temperature(0.0).max_tokens(60).run().await?;
     Ok(Reply::text(format!("{} (visit {})", reply.text.trim(), visits + 1)))
 }
 

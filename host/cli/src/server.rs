@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::agent_source::AgentSource;
 use crate::catalog;
 use crate::progress::{Progress, Silent};
 
@@ -71,11 +72,15 @@ impl Default for ServerOptions {
 
 /// Starts a host, silently.
 pub async fn start(options: ServerOptions) -> Result<RunningServer> {
-    start_with(options, Arc::new(Silent)).await
+    start_with(options, Vec::new(), Arc::new(Silent)).await
 }
 
-/// Starts a host and says what takes time.
-pub async fn start_with(options: ServerOptions, progress: Arc<dyn Progress + Send>) -> Result<RunningServer> {
+/// Starts a host with these agents deployed, and says what takes time. It answers only once they are there.
+pub async fn start_with(
+    options: ServerOptions,
+    agents: Vec<AgentSource>,
+    progress: Arc<dyn Progress + Send>,
+) -> Result<RunningServer> {
     // First, because a port that is taken is the commonest failure and loading the model is the longest work.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
         format!(
@@ -94,6 +99,10 @@ pub async fn start_with(options: ServerOptions, progress: Arc<dyn Progress + Sen
     let host = AgentHost::start(store.clone(), ModelSet::new(engine), options.runtime)
         .await
         .context("the agent host does not start")?;
+    for agent in agents {
+        let name = agent.manifest.name.as_str().to_owned();
+        host.deploy(agent.manifest, agent.component).await.with_context(|| format!("deploying {name}"))?;
+    }
     let drain = options.gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {

@@ -66,7 +66,7 @@ pub async fn run(args: Args) -> Result<()> {
         threads: args.threads,
         ..ServerOptions::default()
     };
-    let server = server::start_with(options, Arc::new(Terminal)).await?;
+    let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let url = server.url();
     let engine = server.host.models().iter().next().context("the host has no model")?;
     out::line(&format!("  {} with {} ({})", url, engine.info().name, engine.info().memory))?;

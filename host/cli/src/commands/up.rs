@@ -72,16 +72,7 @@ pub async fn run(args: Args) -> Result<()> {
             args.agents.iter().map(|dir| AgentSource::load(dir, None, &Terminal)).collect::<Result<Vec<_>>>()
         };
         let sources = tokio::task::block_in_place(load)?;
-        let server = server::start_with(options, Arc::new(Terminal)).await?;
-        for source in sources {
-            let name = source.manifest.name.as_str().to_owned();
-            server
-                .host
-                .deploy(source.manifest, source.component)
-                .await
-                .with_context(|| format!("deploying {name}"))?;
-        }
-        anyhow::Ok(server)
+        server::start_with(options, sources, Arc::new(Terminal)).await
     };
     let server = tokio::select! {
         server = serving => server?,

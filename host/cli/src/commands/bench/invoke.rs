@@ -67,7 +67,7 @@ pub async fn run(args: Args) -> Result<()> {
         model: args.model.clone(),
         ..ServerOptions::default()
     };
-    let server = server::start_with(options, Arc::new(Terminal)).await?;
+    let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let url = server.url();
     let manifest = format!("name = \"{AGENT}\"\n");
     Client::new(Some(&url))?.deploy(&manifest, component).await.context("deploying the agent")?;
