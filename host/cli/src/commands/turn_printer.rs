@@ -36,10 +36,13 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
         }
     }
     let turn = done.ok_or_else(|| anyhow::anyhow!("the stream ended without an answer"))?;
-    // What the agent made of the model's text is the answer; show it if it is not what was streamed.
-    if turn.text.trim() != printer.streamed.trim() {
-        printer.end_line()?;
-        printer.text(turn.text.trim())?;
+    // What the agent made of the model's text is the answer: an agent may add to what was streamed, or replace it.
+    match turn.text.trim().strip_prefix(printer.streamed.trim()) {
+        Some(added) => printer.text(added)?,
+        None => {
+            printer.end_line()?;
+            printer.text(turn.text.trim())?;
+        }
     }
     printer.end_line()?;
     // The stream tells only of outcomes; the whole answer has the arguments too.
