@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_model::KvDtype;
 use skep_runtime::{Limits, LimitsToml};
+use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
 
@@ -21,6 +22,7 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Folder of the database, relative to the file.
     pub data: Option<PathBuf>,
+    pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: Option<String>,
     pub threads: Option<usize>,
@@ -29,6 +31,16 @@ pub struct Config {
     pub limits: LimitsToml,
     pub runtime: RuntimeConfig,
     pub http: HttpConfig,
+}
+
+/// What a committed turn survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DurabilityConfig {
+    /// A crash of the process.
+    Process,
+    /// A power cut too: each commit waits for the disk.
+    Power,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -103,6 +115,12 @@ impl Config {
         }
         set(&mut options.listen, &self.listen);
         set(&mut options.model, &self.model);
+        if let Some(durability) = self.durability {
+            options.durability = match durability {
+                DurabilityConfig::Process => Durability::Process,
+                DurabilityConfig::Power => Durability::Power,
+            };
+        }
         if let Some(data) = &self.data {
             options.data = DataDir::Path(data.clone());
         }
@@ -194,7 +212,11 @@ mod tests {
     fn data_folder_is_relative_to_the_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
-        std::fs::write(&path, "data = \"here\"\n").expect("file");
-        assert_eq!(Config::read(&path).expect("valid").data, Some(dir.path().join("here")));
+        std::fs::write(&path, "data = \"here\"\ndurability = \"power\"\n").expect("file");
+        let config = Config::read(&path).expect("valid");
+        assert_eq!(config.data, Some(dir.path().join("here")));
+        let mut options = ServerOptions::default();
+        config.apply(&mut options).expect("in range");
+        assert_eq!(options.durability, Durability::Power);
     }
 }

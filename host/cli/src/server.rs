@@ -27,6 +27,7 @@ pub struct ServerOptions {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
     pub data: DataDir,
+    pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: String,
     /// Of the model's computation; `None` is one a physical core.
@@ -60,6 +61,7 @@ impl Default for ServerOptions {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             data: DataDir::InMemory,
+            durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
             threads: None,
             executor: ExecutorOptions::default(),
@@ -95,7 +97,7 @@ pub async fn start_with(
         tokio::task::spawn_blocking(move || open_engine(&name, executor, engine_options, progress.as_ref()))
             .await
             .context("loading the model panicked")??;
-    let store = open_store(&options.data).await?;
+    let store = open_store(&options.data, options.durability).await?;
     let host = AgentHost::start(store.clone(), ModelSet::new(engine), options.runtime)
         .await
         .context("the agent host does not start")?;
@@ -129,14 +131,14 @@ pub fn open_engine(
     Ok(engine)
 }
 
-async fn open_store(data: &DataDir) -> Result<Store> {
+async fn open_store(data: &DataDir, durability: Durability) -> Result<Store> {
     match data {
         DataDir::InMemory => Ok(Store::in_memory().await?),
         DataDir::Path(dir) => {
             std::fs::create_dir_all(dir).with_context(|| {
                 format!("cannot create the data folder {}\n  hint: name another with --data", dir.display())
             })?;
-            Ok(Store::open(&dir.join("skep.db"), Durability::Process).await?)
+            Ok(Store::open(&dir.join("skep.db"), durability).await?)
         }
     }
 }

@@ -29,6 +29,7 @@ Examples:
 skep.toml, every line optional:
   listen = \"127.0.0.1:8080\"
   data = \"data\"                 # relative to the file
+  durability = \"process\"       # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
   threads = 4
   [engine]                      # max_queue, max_sequences, step_tokens, kv_tokens, kv = \"f16\" | \"f32\",
