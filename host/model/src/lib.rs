@@ -31,7 +31,9 @@ pub use chat_template::ChatTemplate;
 pub use checkpoint::{Checkpoint, Tensor};
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use error::ModelError;
-pub use executor::{CpuExecutor, Executor, ExecutorLimits, ExecutorOptions, KvDtype, MemoryPlan};
+pub use executor::{
+    CpuExecutor, Executor, ExecutorLimits, ExecutorOptions, KvDtype, MemoryPlan, physical_cores,
+};
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::{DType, Isa};

@@ -194,7 +194,7 @@ fn check(batch: &Batch, limits: &ExecutorLimits) -> Result<(), ModelError> {
 }
 
 /// Cores without their second hardware threads, which do not help arithmetic that saturates a core.
-fn physical_cores() -> usize {
+pub fn physical_cores() -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let siblings = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
     let per_core = siblings.map_or(1, |list| list.trim().split([',', '-']).count().max(1));

@@ -8,7 +8,7 @@ use serde::Serialize;
 use skep_kernels::{Isa, bandwidth};
 use skep_model::{
     Batch, BatchSequence, ExecutorOptions, KvDtype, LoadedModel, LogitRow, LogitsWanted, PAGE_TOKENS, PageId,
-    SampleRow, Sampling,
+    SampleRow, Sampling, physical_cores,
 };
 
 use super::{super::out, median};
@@ -167,14 +167,6 @@ fn for_people(report: &Report) -> Result<()> {
         ))?;
     }
     Ok(())
-}
-
-/// Cores without their second hardware threads.
-fn physical_cores() -> usize {
-    let available = std::thread::available_parallelism().map_or(1, usize::from);
-    let siblings = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
-    let per_core = siblings.map_or(1, |list| list.trim().split([',', '-']).count().max(1));
-    (available / per_core).max(1)
 }
 
 /// The median seconds of `work`, after one run to warm up.
