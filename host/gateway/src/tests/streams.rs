@@ -78,17 +78,23 @@ async fn a_refusal_is_a_status_even_for_a_stream() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_cancels_its_generation() {
-    let server = Server::start().await;
     let body = hello(json!({"stream": true, "max_tokens": 3000}));
-    let request = Request::post(CHAT).body(Body::from(body.to_string())).unwrap();
-    let response = server.router.clone().oneshot(request).await.unwrap();
-    let mut stream = response.into_body().into_data_stream();
-    stream.next().await.unwrap().unwrap();
-    assert_eq!(server.engine.stats().running, 1);
-    drop(stream);
-    // Nothing else is said to the engine: it ends the generation by itself, long before its 3000 tokens.
-    server.engine.drain(std::time::Duration::from_secs(60)).await;
-    let stats = server.engine.stats();
-    assert_eq!(stats.running, 0);
-    assert!(stats.generated_tokens < 3000, "{stats:?}");
+    // An engine may have produced everything before this task gets to run again, so one cut-off generation of several
+    // is proof: without cancellation none would be.
+    for _ in 0..20 {
+        let server = Server::start().await;
+        let request = Request::post(CHAT).body(Body::from(body.to_string())).unwrap();
+        let response = server.router.clone().oneshot(request).await.unwrap();
+        let mut stream = response.into_body().into_data_stream();
+        stream.next().await.unwrap().unwrap();
+        drop(stream);
+        // Nothing else is said to the engine: it ends the generation by itself.
+        server.engine.drain(std::time::Duration::from_secs(60)).await;
+        let stats = server.engine.stats();
+        assert_eq!(stats.running, 0);
+        if stats.generated_tokens < 3000 {
+            return;
+        }
+    }
+    panic!("no generation was cancelled");
 }
