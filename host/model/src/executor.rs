@@ -10,7 +10,7 @@ use crate::batch::Batch;
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
-pub use cpu::{CpuExecutor, physical_cores};
+pub use cpu::{CpuExecutor, ModelWeights, physical_cores};
 
 /// Computes steps of one model.
 pub trait Executor: Send {

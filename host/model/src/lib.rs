@@ -32,7 +32,7 @@ pub use checkpoint::{Checkpoint, Tensor};
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use error::ModelError;
 pub use executor::{
-    CpuExecutor, Executor, ExecutorLimits, ExecutorOptions, KvDtype, MemoryPlan, physical_cores,
+    CpuExecutor, Executor, ExecutorLimits, ExecutorOptions, KvDtype, MemoryPlan, ModelWeights, physical_cores,
 };
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};

@@ -11,6 +11,15 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// What executors take together that share their weights.
+    pub fn of_replicas<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> MemoryPlan {
+        plans.into_iter().fold(MemoryPlan::default(), |sum, plan| MemoryPlan {
+            weight_bytes: sum.weight_bytes.max(plan.weight_bytes),
+            activation_bytes: sum.activation_bytes.saturating_add(plan.activation_bytes),
+            kv_bytes: sum.kv_bytes.saturating_add(plan.kv_bytes),
+        })
+    }
+
     pub fn total_bytes(&self) -> u64 {
         self.weight_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
     }
@@ -38,5 +47,12 @@ mod tests {
     fn one_line_names_every_use_and_the_sum() {
         let plan = MemoryPlan { weight_bytes: 1 << 20, activation_bytes: 1 << 19, kv_bytes: 1 << 21 };
         assert_eq!(plan.to_string(), "weights 1.0 MiB + activations 0.5 MiB + KV cache 2.0 MiB = 3.5 MiB");
+    }
+
+    #[test]
+    fn replicas_count_their_weights_once() {
+        let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1 };
+        let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3 };
+        assert_eq!(MemoryPlan::of_replicas(&[plan; 3]), together);
     }
 }

@@ -1,6 +1,8 @@
-//! The executor of this machine's CPU: one model, one worker pool, one pool of KV pages.
+//! The executor of this machine's CPU: one worker pool and one pool of KV pages over weights that others may share.
 //!
 //! Invariant: a batch is checked in full before anything is computed; memory is planned before it is allocated.
+
+use std::sync::Arc;
 
 use skep_kernels::attention::{KvFormat, KvLayer};
 use skep_kernels::matmul::Activations;
@@ -14,12 +16,21 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::layers::compute::Compute;
 use crate::memory_plan::MemoryPlan;
-use crate::models::transformer::Transformer;
+use crate::models::transformer::{Rooms, Transformer};
 use crate::sampling::{LogitRow, RowOutput, draw};
 use crate::weights::WeightLoader;
 
+/// The packed weights of a model. They never change; executors share them.
+#[derive(Clone)]
+pub struct ModelWeights {
+    model: Arc<Transformer>,
+    config: ModelConfig,
+    bytes: u64,
+}
+
 pub struct CpuExecutor {
-    model: Transformer,
+    model: Arc<Transformer>,
+    rooms: Rooms,
     compute: Compute,
     kv: Vec<KvLayer>,
     logits: Vec<f32>,
@@ -29,23 +40,31 @@ pub struct CpuExecutor {
     plan: MemoryPlan,
 }
 
-impl CpuExecutor {
-    /// Packs the weights and allocates the KV pool. The checkpoint's pages are released when done.
-    pub fn load(checkpoint: &Checkpoint, options: ExecutorOptions) -> Result<Self, ModelError> {
-        let config = checkpoint.config();
-        let limits = limits(config, &options)?;
-        let isa = options.isa.unwrap_or_else(Isa::detect);
-        if !isa.supported() {
-            return Err(option("isa", format!("this machine does not support {isa}")));
-        }
-        let threads = options.threads.unwrap_or_else(physical_cores);
-        if threads == 0 || threads > MAX_THREADS {
-            return Err(option("threads", format!("{threads} is not between 1 and {MAX_THREADS}")));
-        }
+impl ModelWeights {
+    /// Packs the weights for executors with these options. The checkpoint's pages are released when done.
+    pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
+        let config = checkpoint.config().clone();
+        // Packing takes long, so what cannot be met is refused first.
+        limits(&config, options)?;
+        compute(options)?;
         let mut weights = WeightLoader::new(checkpoint);
-        let model = Transformer::load(config, &mut weights)?;
+        let model = Arc::new(Transformer::load(&config, &mut weights)?);
         checkpoint.release();
+        Ok(ModelWeights { model, config, bytes: weights.bytes() })
+    }
+}
 
+impl CpuExecutor {
+    /// An executor with weights of its own.
+    pub fn load(checkpoint: &Checkpoint, options: ExecutorOptions) -> Result<Self, ModelError> {
+        Self::new(&ModelWeights::load(checkpoint, &options)?, options)
+    }
+
+    /// Allocates the KV pool and starts the threads of an executor that shares `weights`.
+    pub fn new(weights: &ModelWeights, options: ExecutorOptions) -> Result<Self, ModelError> {
+        let config = &weights.config;
+        let limits = limits(config, &options)?;
+        let (isa, threads) = compute(&options)?;
         let format = match options.kv {
             KvDtype::F32 => KvFormat::F32,
             KvDtype::F16 => KvFormat::F16,
@@ -54,15 +73,23 @@ impl CpuExecutor {
             KvLayer::byte_len(format, limits.page_count, config.kv_head_count, config.head_size)
                 .ok_or_else(|| option("kv_tokens", format!("{} is too many", options.kv_tokens)))?;
         let plan = MemoryPlan {
-            weight_bytes: weights.bytes(),
+            weight_bytes: weights.bytes,
             activation_bytes: activation_bytes(config, &limits),
             kv_bytes: (layer_bytes as u64).saturating_mul(config.layer_count as u64),
         };
         let kv = (0..config.layer_count)
             .map(|_| KvLayer::new(format, limits.page_count, config.kv_head_count, config.head_size))
             .collect::<Result<_, _>>()?;
-        let compute = Compute { pool: WorkerPool::new(threads)?, isa, activations: Activations::default() };
-        Ok(CpuExecutor { model, compute, kv, logits: Vec::new(), logit_rows: 0, limits, plan })
+        Ok(CpuExecutor {
+            model: weights.model.clone(),
+            rooms: Rooms::default(),
+            compute: Compute { pool: WorkerPool::new(threads)?, isa, activations: Activations::default() },
+            kv,
+            logits: Vec::new(),
+            logit_rows: 0,
+            limits,
+            plan,
+        })
     }
 }
 
@@ -80,7 +107,8 @@ impl Executor for CpuExecutor {
             self.logits.resize(length, 0.0);
         }
         if batch.token_count() > 0 {
-            self.model.forward(&mut self.compute, &mut self.kv, batch, &mut self.logits[..length])?;
+            let CpuExecutor { model, rooms, compute, kv, logits, .. } = self;
+            model.forward(compute, rooms, kv, batch, &mut logits[..length])?;
         }
         self.logit_rows = rows;
         Ok(())
@@ -137,6 +165,19 @@ fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<ExecutorLim
         context_length: config.context_length,
         vocabulary_size: config.vocabulary_size,
     })
+}
+
+/// The instruction tier and the number of threads that the options ask for.
+fn compute(options: &ExecutorOptions) -> Result<(Isa, usize), ModelError> {
+    let isa = options.isa.unwrap_or_else(Isa::detect);
+    if !isa.supported() {
+        return Err(option("isa", format!("this machine does not support {isa}")));
+    }
+    let threads = options.threads.unwrap_or_else(physical_cores);
+    if threads == 0 || threads > MAX_THREADS {
+        return Err(option("threads", format!("{threads} is not between 1 and {MAX_THREADS}")));
+    }
+    Ok((isa, threads))
 }
 
 /// What the buffers of the largest step take.

@@ -178,6 +178,31 @@ fn options_that_cannot_be_met_are_named() {
 }
 
 #[test]
+fn replicas_share_weights_and_nothing_else() {
+    let (ids, exact) = expected("llama-gqa");
+    let width = exact.len() / ids.len();
+    let checkpoint = Checkpoint::open(&folder("llama-gqa")).unwrap();
+    let options = options(Isa::detect());
+    let weights = ModelWeights::load(&checkpoint, &options).unwrap();
+    let mut replicas: Vec<CpuExecutor> =
+        (0..3).map(|_| CpuExecutor::new(&weights, options).unwrap()).collect();
+    drop(weights);
+    // Each replica computes another half of the sequence first, in the same pages.
+    let halves = [&ids[..40], &ids[40..], &ids[20..60]];
+    for (replica, tokens) in replicas.iter_mut().zip(halves) {
+        let rows = sequence(tokens, 0, 9, LogitsWanted::None);
+        replica.forward(&Batch { sequences: vec![rows] }).unwrap();
+    }
+    let rest = Batch { sequences: vec![sequence(&ids[40..], 40, 9, LogitsWanted::Last)] };
+    let mut errors = replicas.iter_mut().map(|replica| {
+        replica.forward(&rest).unwrap();
+        relative_error(replica.logits(0).unwrap(), &exact[(ids.len() - 1) * width..])
+    });
+    assert!(errors.next().unwrap() < 1e-3, "the replica that has the first half");
+    assert!(errors.all(|error| error > 1e-2), "the others have another past");
+}
+
+#[test]
 fn the_plan_counts_weights_and_pages() {
     let executor = load("llama-gqa", options(Isa::detect())).unwrap();
     // 3 layers, keys and values, 2 KV heads of 16, 512 tokens, 4 bytes.

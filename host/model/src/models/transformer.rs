@@ -1,6 +1,7 @@
 //! The decoder that Llama, Qwen2, Qwen3 and Mistral share; what differs is in the configuration.
 //!
-//! Invariant: the configuration's sizes were checked to fit each other before any weight is read.
+//! Invariant: the configuration's sizes were checked to fit each other before any weight is read. A loaded model never
+//! changes: what a step writes is in its executor's rooms and pages, so that several executors can share one model.
 
 use skep_kernels::attention::{KvLayer, MAX_HEAD_SIZE};
 use skep_kernels::residual::add;
@@ -22,7 +23,6 @@ pub(crate) struct Transformer {
     final_norm: RmsNorm,
     hidden_size: usize,
     inverse_frequencies: Vec<f32>,
-    rooms: Rooms,
 }
 
 struct Block {
@@ -32,9 +32,9 @@ struct Block {
     mlp: Mlp,
 }
 
-/// Buffers of one step, reused by the next.
+/// Buffers of one step, reused by the next. They belong to one executor.
 #[derive(Default)]
-struct Rooms {
+pub(crate) struct Rooms {
     hidden: Vec<f32>,
     normed: Vec<f32>,
     projected: Vec<f32>,
@@ -63,35 +63,35 @@ impl Transformer {
             final_norm: RmsNorm::new(final_norm, config.norm_epsilon),
             hidden_size: hidden,
             inverse_frequencies: config.rope.inverse_frequencies(config.head_size),
-            rooms: Rooms::default(),
         })
     }
 
     /// Runs a checked batch; `logits` gets the wanted rows in order.
     pub(crate) fn forward(
-        &mut self,
+        &self,
         compute: &mut Compute,
+        rooms: &mut Rooms,
         kv: &mut [KvLayer],
         batch: &Batch,
         logits: &mut [f32],
     ) -> Result<(), ModelError> {
         let step = self.layout(batch);
         let length = step.tokens * self.hidden_size;
-        let hidden = room(&mut self.rooms.hidden, length);
-        let normed = room(&mut self.rooms.normed, length);
-        let projected = room(&mut self.rooms.projected, length);
+        let hidden = room(&mut rooms.hidden, length);
+        let normed = room(&mut rooms.normed, length);
+        let projected = room(&mut rooms.projected, length);
         let tokens: Vec<u32> = batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
         self.embedding.embed(compute, &tokens, hidden)?;
         for (block, kv) in self.blocks.iter().zip(kv) {
             block.attention_norm.forward(compute, hidden, normed)?;
-            block.attention.forward(compute, &mut self.rooms.attention, kv, &step, normed, projected)?;
+            block.attention.forward(compute, &mut rooms.attention, kv, &step, normed, projected)?;
             add(compute.isa, hidden, projected)?;
             block.mlp_norm.forward(compute, hidden, normed)?;
-            block.mlp.forward(compute, &mut self.rooms.mlp, normed, step.tokens, projected)?;
+            block.mlp.forward(compute, &mut rooms.mlp, normed, step.tokens, projected)?;
             add(compute.isa, hidden, projected)?;
         }
         let rows = wanted_rows(batch);
-        let wanted = room(&mut self.rooms.wanted, rows.len() * self.hidden_size);
+        let wanted = room(&mut rooms.wanted, rows.len() * self.hidden_size);
         for (to, row) in wanted.chunks_exact_mut(self.hidden_size).zip(&rows) {
             to.copy_from_slice(&hidden[row * self.hidden_size..][..self.hidden_size]);
         }
