@@ -8,6 +8,8 @@ mod harness;
 
 /// Agents: turns, state, conversations, tools, triggers, what survives a restart.
 mod agents;
+/// The benchmarks that drive a server.
+mod bench;
 /// The binary's commands, their output and exit codes.
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.

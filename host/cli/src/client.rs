@@ -1,5 +1,6 @@
 //! Talking to a running host over its public HTTP interface, as any other client would.
 
+mod chat;
 mod events;
 mod wire;
 
@@ -10,6 +11,7 @@ use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
 
 use crate::failure::{Refused, Unreachable, Usage};
+pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
 pub use wire::{Agent, LogLine, Timing, ToolCall, Turn, TurnEvent, Usage as TokenUsage};
 
@@ -30,19 +32,7 @@ impl Client {
     pub fn new(url: Option<&str>) -> Result<Self> {
         let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
         let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let base = Url::parse(&url).ok().filter(|base| base.scheme() == "http" && base.has_host());
-        let Some(base) = base else {
-            bail!(Usage(format!(
-                "{url:?} is not the address of a host\n  hint: it looks like {DEFAULT_URL}"
-            )));
-        };
-        let http = reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(5))
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()
-            .context("cannot set up the HTTP client")?;
-        Ok(Self { base, http })
+        Ok(Self { base: address(&url, DEFAULT_URL)?, http: http_client()? })
     }
 
     /// Deploys a component under the text of an `agent.toml`.
@@ -92,11 +82,7 @@ impl Client {
     }
 
     fn url(&self, path: &[&str]) -> Url {
-        let mut url = self.base.clone();
-        if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().extend(path);
-        }
-        url
+        under(&self.base, path)
     }
 
     async fn json<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
@@ -107,14 +93,7 @@ impl Client {
 
     /// The answer of a request that the host accepted.
     async fn answer(&self, request: RequestBuilder) -> Result<Response> {
-        let response = match request.send().await {
-            Ok(response) => response,
-            Err(error) if error.is_connect() || error.is_timeout() => {
-                let cause = innermost(&error);
-                bail!(Unreachable { url: self.base.as_str().trim_end_matches('/').to_owned(), cause });
-            }
-            Err(error) => return Err(error).context("the host did not answer"),
-        };
+        let response = send(&self.base, request).await?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -124,6 +103,45 @@ impl Client {
             Ok(body) => bail!(Refused { code: body.error.code, message: body.error.message }),
             Err(_) => bail!("{} answered {status}, and not as a Skep host does", self.base),
         }
+    }
+}
+
+/// The base address that `url` is, which only HTTP without TLS can have.
+fn address(url: &str, example: &str) -> Result<Url> {
+    match Url::parse(url).ok().filter(|base| base.scheme() == "http" && base.has_host()) {
+        Some(base) => Ok(base),
+        None => {
+            bail!(Usage(format!("{url:?} is not the address of a host\n  hint: it looks like {example}")))
+        }
+    }
+}
+
+fn under(base: &Url, path: &[&str]) -> Url {
+    let mut url = base.clone();
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(path);
+    }
+    url
+}
+
+fn http_client() -> Result<reqwest::Client> {
+    reqwest::Client::builder()
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true)
+        .no_proxy()
+        .build()
+        .context("cannot set up the HTTP client")
+}
+
+/// Any answer at all; the error says that nobody listens at `base`, or that the connection broke.
+async fn send(base: &Url, request: RequestBuilder) -> Result<Response> {
+    match request.send().await {
+        Ok(response) => Ok(response),
+        Err(error) if error.is_connect() || error.is_timeout() => {
+            let cause = innermost(&error);
+            bail!(Unreachable { url: base.as_str().trim_end_matches('/').to_owned(), cause });
+        }
+        Err(error) => Err(error).context("the host did not answer"),
     }
 }
 

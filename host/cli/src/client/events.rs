@@ -72,7 +72,7 @@ fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
 
 /// Splits bytes into events, however they are cut into chunks.
 #[derive(Default)]
-struct EventParser {
+pub(super) struct EventParser {
     line: Vec<u8>,
     name: String,
     data: String,
@@ -80,7 +80,7 @@ struct EventParser {
 }
 
 impl EventParser {
-    fn push(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<()> {
         for &byte in bytes {
             if byte != b'\n' {
                 self.line.push(byte);
@@ -112,7 +112,8 @@ impl EventParser {
         }
     }
 
-    fn pop(&mut self) -> Option<(String, String)> {
+    /// The next whole event: its name and its data.
+    pub(super) fn pop(&mut self) -> Option<(String, String)> {
         self.ready.pop_front()
     }
 }

@@ -1,21 +1,25 @@
 //! `skep bench`: figures of this machine, made by commands that anyone can run again.
 
+mod agents;
 mod engine;
 mod invoke;
+mod target;
 
 use anyhow::Result;
 
-/// Measure the engine, and what calling an agent costs
+/// Measure the engine, what calling an agent costs, and a server under agents' work
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
+    Agents(agents::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
+        Command::Agents(args) => agents::run(args).await,
     }
 }
 

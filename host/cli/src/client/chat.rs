@@ -1,0 +1,243 @@
+//! Chat completions of any server that speaks OpenAI's protocol, read as they come.
+//!
+//! Knows the one route that benchmarks drive, and nothing that only a Skep host has, so that other servers can be
+//! measured with the same client.
+
+use anyhow::{Context as _, Result, bail};
+use reqwest::{Response, StatusCode, Url, header};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::events::EventParser;
+use super::wire::{ErrorBody, ErrorDetail};
+use super::{address, http_client, send, under};
+use crate::failure::Refused;
+
+const EXAMPLE: &str = "http://127.0.0.1:8080/v1";
+
+/// A server by its base address, which ends in `/v1`.
+#[derive(Debug, Clone)]
+pub struct ChatClient {
+    base: Url,
+    http: reqwest::Client,
+}
+
+/// What a server makes of a request that it understood.
+pub enum ChatAnswer {
+    Stream(Box<ChatReader>),
+    /// 429: nothing runs, try again later.
+    Busy {
+        retry_after_s: Option<u64>,
+        error: Option<ErrorDetail>,
+    },
+}
+
+/// A completion on its way. Dropping it cancels the generation.
+pub struct ChatReader {
+    response: Response,
+    parser: EventParser,
+    usage: Option<ChatUsage>,
+    done: bool,
+}
+
+/// Tokens as the server counted them. What a server does not report is `None` or 0.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct ChatUsage {
+    #[serde(default)]
+    pub prompt_tokens: u64,
+    #[serde(default)]
+    pub completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct CompletionDetails {
+    forced_tokens: Option<u64>,
+    accepted_prediction_tokens: Option<u64>,
+    rejected_prediction_tokens: Option<u64>,
+}
+
+impl ChatUsage {
+    pub fn cached_tokens(&self) -> u64 {
+        self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens).unwrap_or(0)
+    }
+
+    /// Output tokens that a grammar forced.
+    pub fn forced_tokens(&self) -> Option<u64> {
+        self.completion_tokens_details.as_ref()?.forced_tokens
+    }
+
+    /// Output tokens that were guessed right.
+    pub fn accepted_tokens(&self) -> Option<u64> {
+        self.completion_tokens_details.as_ref()?.accepted_prediction_tokens
+    }
+
+    /// Guesses that were computed in vain.
+    pub fn rejected_tokens(&self) -> Option<u64> {
+        self.completion_tokens_details.as_ref()?.rejected_prediction_tokens
+    }
+}
+
+impl ChatClient {
+    pub fn new(base: &str) -> Result<Self> {
+        Ok(Self { base: address(base, EXAMPLE)?, http: http_client()? })
+    }
+
+    /// Sends a request whose body says `"stream": true`; `session` names where its prefix is warm.
+    pub async fn start(&self, body: &Value, session: Option<&str>) -> Result<ChatAnswer> {
+        let mut request = self.http.post(under(&self.base, &["chat", "completions"])).json(body);
+        if let Some(session) = session {
+            request = request.header("x-session-affinity", session);
+        }
+        let response = send(&self.base, request).await?;
+        if response.status().is_success() {
+            let parser = EventParser::default();
+            let reader = ChatReader { response, parser, usage: None, done: false };
+            return Ok(ChatAnswer::Stream(Box::new(reader)));
+        }
+        let status = response.status();
+        let retry_after = response.headers().get(header::RETRY_AFTER);
+        let retry_after_s = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+        let text = response.text().await.unwrap_or_default();
+        let error = serde_json::from_str::<ErrorBody>(&text).ok().map(|body| body.error);
+        match (status, error) {
+            (StatusCode::TOO_MANY_REQUESTS, error) => Ok(ChatAnswer::Busy { retry_after_s, error }),
+            (_, Some(error)) => bail!(Refused { code: error.code, message: error.message }),
+            (_, None) => bail!("{} answered {status}: {text}", self.base),
+        }
+    }
+}
+
+impl ChatReader {
+    /// The next piece of the answer's text, never an empty one; `None` after the last. A stream that the server did
+    /// not end by `[DONE]` is an error.
+    pub async fn next(&mut self) -> Result<Option<String>> {
+        loop {
+            while let Some((_, data)) = self.parser.pop() {
+                if let Some(text) = self.take(&data)? {
+                    return Ok(Some(text));
+                }
+            }
+            match self.response.chunk().await.context("the stream broke off")? {
+                Some(chunk) => self.parser.push(&chunk)?,
+                None if self.done => return Ok(None),
+                None => bail!("the server ended the stream before the answer was done"),
+            }
+        }
+    }
+
+    /// What the server counted, once the stream has ended.
+    pub fn usage(&self) -> Option<&ChatUsage> {
+        self.usage.as_ref()
+    }
+
+    fn take(&mut self, data: &str) -> Result<Option<String>> {
+        #[derive(Deserialize)]
+        struct Chunk {
+            #[serde(default)]
+            choices: Vec<Choice>,
+            usage: Option<ChatUsage>,
+            error: Option<ErrorDetail>,
+        }
+        #[derive(Deserialize)]
+        struct Choice {
+            delta: Delta,
+        }
+        #[derive(Deserialize)]
+        struct Delta {
+            content: Option<String>,
+        }
+        if data == "[DONE]" {
+            self.done = true;
+            return Ok(None);
+        }
+        let chunk: Chunk =
+            serde_json::from_str(data).with_context(|| format!("no chunk of a chat: {data}"))?;
+        if let Some(error) = chunk.error {
+            bail!(Refused { code: error.code, message: error.message });
+        }
+        self.usage = chunk.usage.or(self.usage.take());
+        let text: String = chunk.choices.into_iter().filter_map(|choice| choice.delta.content).collect();
+        Ok((!text.is_empty()).then_some(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    /// A server that says `answer` to whoever connects, and hangs up.
+    async fn server_that_says(answer: &'static str) -> ChatClient {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let base = format!("http://{}/v1", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.expect("a client");
+            let mut request = Vec::new();
+            while !request.ends_with(b"{}") {
+                connection.read_buf(&mut request).await.expect("a request");
+            }
+            connection.write_all(answer.as_bytes()).await.expect("the client reads");
+        });
+        ChatClient::new(&base).expect("an address")
+    }
+
+    async fn read(answer: &'static str) -> (String, Result<Option<ChatUsage>>) {
+        let client = server_that_says(answer).await;
+        let ChatAnswer::Stream(mut reader) = client.start(&serde_json::json!({}), None).await.expect("200")
+        else {
+            panic!("a stream")
+        };
+        let mut text = String::new();
+        loop {
+            match reader.next().await {
+                Ok(Some(piece)) => text.push_str(&piece),
+                Ok(None) => return (text, Ok(reader.usage().cloned())),
+                Err(error) => return (text, Err(error)),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn text_and_usage_of_any_server_are_read() {
+        let (text, usage) = read(
+            "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\
+             data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":null}}],\"usage\":null}\n\n\
+             data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n\
+             data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\
+             \"prompt_tokens_details\":{\"cached_tokens\":5}}}\n\ndata: [DONE]\n\n",
+        )
+        .await;
+        let usage = usage.expect("it ended well").expect("usage");
+        assert_eq!(text, "ab");
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens()), (7, 2, 5));
+        assert_eq!((usage.forced_tokens(), usage.accepted_tokens()), (None, None));
+    }
+
+    #[tokio::test]
+    async fn stream_without_an_end_is_an_error() {
+        let chunk = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        let (text, ended) = read(chunk).await;
+        assert_eq!(text, "a");
+        assert!(ended.expect_err("it broke off").to_string().contains("before the answer was done"));
+    }
+
+    #[tokio::test]
+    async fn busy_server_says_when_to_come_back() {
+        let client = server_that_says(
+            "HTTP/1.1 429 Too Many Requests\r\nretry-after: 3\r\nconnection: close\r\n\r\n\
+             {\"error\":{\"message\":\"full\",\"code\":\"busy\"}}",
+        )
+        .await;
+        match client.start(&serde_json::json!({}), None).await.expect("an answer") {
+            ChatAnswer::Busy { retry_after_s: Some(3), error: Some(error) } => assert_eq!(error.code, "busy"),
+            _ => panic!("429 with Retry-After"),
+        }
+    }
+}

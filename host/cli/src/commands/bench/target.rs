@@ -1,0 +1,61 @@
+//! What a benchmark drives over HTTP: a host that it starts in this process, or any server by its address.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::catalog;
+use crate::client::ChatClient;
+use crate::progress::Terminal;
+use crate::server::{self, RunningServer, ServerOptions};
+
+/// Which server.
+#[derive(Debug, clap::Args)]
+pub struct TargetArgs {
+    /// Drive this server with OpenAI's routes, such as http://127.0.0.1:8080/v1 [default: a host in this process]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path; with --url what requests call it [default: smollm2-135m;
+    /// with --url "default"]
+    #[arg(long, value_name = "NAME|PATH")]
+    pub model: Option<String>,
+    /// Threads of the model's computation [default: physical cores]
+    #[arg(long, value_name = "N", conflicts_with = "url")]
+    pub threads: Option<usize>,
+}
+
+/// A server to drive.
+pub struct Target {
+    pub client: ChatClient,
+    /// What requests call the model.
+    pub model: String,
+    /// For people: where requests go.
+    pub place: String,
+    here: Option<RunningServer>,
+}
+
+impl Target {
+    /// `options` are those of a host that is started here; its model and threads come from `args`.
+    pub async fn start(args: &TargetArgs, options: ServerOptions) -> Result<Self> {
+        if let Some(url) = &args.url {
+            let model = args.model.clone().unwrap_or_else(|| "default".to_owned());
+            return Ok(Self { client: ChatClient::new(url)?, model, place: url.clone(), here: None });
+        }
+        let options = ServerOptions {
+            listen: ([127, 0, 0, 1], 0).into(),
+            model: args.model.clone().unwrap_or_else(|| catalog::DEFAULT_MODEL.to_owned()),
+            threads: args.threads,
+            ..options
+        };
+        let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
+        let client = ChatClient::new(&format!("{}/v1", server.url()))?;
+        let model = server.host.models().default_engine().info().name.clone();
+        Ok(Self { client, place: format!("{model} in this process"), model, here: Some(server) })
+    }
+
+    pub async fn stop(self) {
+        if let Some(server) = self.here {
+            server.shutdown().await;
+        }
+    }
+}
