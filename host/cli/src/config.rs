@@ -74,6 +74,10 @@ pub struct RuntimeConfig {
     pub max_sessions_loaded: Option<usize>,
     pub max_instances: Option<usize>,
     pub max_component_bytes: Option<usize>,
+    /// How long a deployment waits for the compiler.
+    pub compile_s: Option<u64>,
+    /// Of the compiled code that is kept for the next start.
+    pub max_artifact_bytes: Option<u64>,
     /// Messages that may wait for one session.
     pub mailbox: Option<usize>,
 }
@@ -139,6 +143,8 @@ impl Config {
         set(&mut options.runtime.max_instances, &self.runtime.max_instances);
         set(&mut options.runtime.max_component_bytes, &self.runtime.max_component_bytes);
         set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);
+        set(&mut options.runtime.compile_timeout, &self.runtime.compile_s.map(Duration::from_secs));
+        set(&mut options.runtime.max_artifact_bytes, &self.runtime.max_artifact_bytes);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
         set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));

@@ -98,7 +98,12 @@ pub async fn start_with(
             .await
             .context("loading the model panicked")??;
     let store = open_store(&options.data, options.durability).await?;
-    let host = AgentHost::start(store.clone(), ModelSet::new(engine), options.runtime)
+    let artifact_dir = match &options.data {
+        DataDir::Path(dir) => Some(dir.join("artifacts")),
+        DataDir::InMemory => None,
+    };
+    let runtime = RuntimeOptions { artifact_dir, ..options.runtime };
+    let host = AgentHost::start(store.clone(), ModelSet::new(engine), runtime)
         .await
         .context("the agent host does not start")?;
     for agent in agents {

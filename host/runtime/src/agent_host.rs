@@ -11,6 +11,7 @@ use crate::{
     AgentDetail, AgentName, AgentSummary, FailedAgent, Invocation, LogLine, Manifest, RouteMatch, RunHandle,
     RuntimeError, RuntimeOptions, SessionDetail, SessionId, SessionSummary,
     capability::{StoredConversation, log::now_ms, total_usage},
+    component::{Prepared, Source},
     events::run_channel,
     session::{Command, SessionKey, Sessions, TurnRequest, decode_conversation},
 };
@@ -46,7 +47,7 @@ impl AgentHost {
         models: ModelSet,
         options: RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
-        let services = Arc::new(Services::start(store, models, &options)?);
+        let services = Arc::new(Services::start(store, models, &options).await?);
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
@@ -61,8 +62,9 @@ impl AgentHost {
         let services = &self.inner.services;
         services.admit()?;
         manifest.check()?;
-        let bytes = Arc::new(component);
-        let (deployed, logs) = services.compile(manifest, bytes.clone(), now_ms()).await?;
+        let prepared = services.prepare(manifest, Source::Sent(component), now_ms()).await?;
+        let Prepared { deployed, bytes, logs } = prepared;
+        let bytes = bytes.expect("they were sent");
         let name = deployed.manifest.name.to_string();
 
         let _one = self.inner.deploying.lock().await;

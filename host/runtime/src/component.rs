@@ -3,10 +3,15 @@
 //! Everything that can be known before the first message is checked here: what the component imports and exports,
 //! what it says of itself, and that its schemas compile.
 
+mod artifact;
+mod compiler;
 mod imports;
+mod weight;
+
+pub(crate) use compiler::Source;
 
 use crate::{
-    Limits, Manifest, RuntimeError,
+    Limits, Manifest, RuntimeError, RuntimeOptions,
     bindings::{AgentPre, handler},
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
@@ -14,9 +19,9 @@ use crate::{
     summary::{AgentDetail, AgentSummary},
     tools::Tools,
 };
-use sha2::{Digest, Sha256};
+use compiler::{CompileError, Compiled, ComponentCompiler};
 use skep_engine::{EngineError, ModelSet};
-use skep_store::LogEntry;
+use skep_store::{LogEntry, Store};
 use std::{fmt::Write, sync::Arc};
 use wasmtime::component::{Component, Linker};
 
@@ -37,54 +42,71 @@ pub(crate) struct Deployed {
 }
 
 /// Turns components into agents.
-#[derive(Clone)]
 pub(crate) struct Compiler {
     wasm: WasmEngine,
-    linker: Arc<Linker<TurnContext>>,
+    components: ComponentCompiler,
+    linker: Linker<TurnContext>,
     models: ModelSet,
     ceilings: Limits,
-    max_bytes: usize,
+}
+
+/// Code that is linked, of a component that has not said yet what it is.
+pub(crate) struct Loaded {
+    pre: AgentPre<TurnContext>,
+    digest: String,
+    bytes: Option<Arc<Vec<u8>>>,
+}
+
+/// An agent that is ready to be put into force.
+pub(crate) struct Prepared {
+    pub(crate) deployed: Deployed,
+    /// The component, if it was sent.
+    pub(crate) bytes: Option<Arc<Vec<u8>>>,
+    /// What it logged while it described itself.
+    pub(crate) logs: Vec<LogEntry>,
 }
 
 impl Compiler {
-    pub(crate) fn new(
+    pub(crate) async fn open(
         wasm: WasmEngine,
         models: ModelSet,
-        ceilings: Limits,
-        max_bytes: usize,
+        store: Store,
+        options: &RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         let mut linker = Linker::new(&wasm.engine);
         capability::add_to_linker(&mut linker).map_err(|error| RuntimeError::Internal {
             message: format!("the host's interfaces cannot be linked: {error:#}"),
         })?;
-        Ok(Compiler { wasm, linker: Arc::new(linker), models, ceilings, max_bytes })
+        let components = ComponentCompiler::open(wasm.clone(), store, options).await;
+        Ok(Compiler { wasm, components, linker, models, ceilings: options.ceilings })
     }
 
-    /// Compiles on a blocking thread, then asks the component what it is. Also gives what it logged meanwhile.
-    pub(crate) async fn compile(
+    /// The code of a component, ready to be called.
+    pub(crate) async fn compile(&self, manifest: &Manifest, source: Source) -> Result<Loaded, RuntimeError> {
+        let broken = |message| RuntimeError::Component { agent: manifest.name.to_string(), message };
+        let Compiled { component, digest, bytes } =
+            self.components.compile(source, manifest.grants).await.map_err(|error| match error {
+                CompileError::Refused(message) => broken(message),
+                CompileError::Host(error) => error,
+            })?;
+        check_exports(&component).map_err(broken)?;
+        let pre = self.linker.instantiate_pre(&component).map_err(|error| broken(format!("{error:#}")))?;
+        let pre = AgentPre::new(pre)
+            .map_err(|error| broken(format!("it does not export {HANDLER} as it is: {error:#}")))?;
+        Ok(Loaded { pre, digest, bytes })
+    }
+
+    /// Asks the component what it is. This runs the guest: the caller holds a place for its instance.
+    pub(crate) async fn describe(
         &self,
         manifest: Manifest,
-        bytes: Arc<Vec<u8>>,
+        loaded: Loaded,
         deployed_at_ms: u64,
-    ) -> Result<(Deployed, Vec<LogEntry>), RuntimeError> {
+    ) -> Result<Prepared, RuntimeError> {
+        let Loaded { pre, digest, bytes } = loaded;
         let name = manifest.name.clone();
         let broken = |message: String| RuntimeError::Component { agent: name.to_string(), message };
-        if bytes.len() > self.max_bytes {
-            let size = bytes.len();
-            return Err(broken(format!("it has {size} bytes; at most {} are allowed", self.max_bytes)));
-        }
         let engine = self.models.get(manifest.model.as_deref()).map_err(model_error)?;
-        let compiler = self.clone();
-        let grants = manifest.grants;
-        let compiled = tokio::task::spawn_blocking(move || {
-            let digest = hex(&Sha256::digest(bytes.as_slice()));
-            compiler.prepare(&bytes, grants).map(|pre| (pre, digest))
-        });
-        let (pre, digest) = compiled
-            .await
-            .map_err(|error| RuntimeError::Internal { message: format!("the compiler stopped: {error}") })?
-            .map_err(broken)?;
-
         let limits = manifest.limits.within(&self.ceilings);
         let context = TurnContext::new(
             None,
@@ -105,22 +127,8 @@ impl Compiler {
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
         let model = engine.info().name.clone();
         let logs = context.log.take();
-        Ok((Deployed { manifest, description, digest, model, deployed_at_ms, limits, tools, pre }, logs))
-    }
-
-    fn prepare(&self, bytes: &[u8], grants: crate::Grants) -> Result<AgentPre<TurnContext>, String> {
-        if bytes.starts_with(b"\0asm\x01\0\0\0") {
-            return Err(
-                "it is a core WebAssembly module, not a component; `skep build` makes a component of it"
-                    .into(),
-            );
-        }
-        let engine = &self.wasm.engine;
-        let component = Component::from_binary(engine, bytes).map_err(|error| format!("{error:#}"))?;
-        imports::check(&component, engine, grants)?;
-        check_exports(&component)?;
-        let pre = self.linker.instantiate_pre(&component).map_err(|error| format!("{error:#}"))?;
-        AgentPre::new(pre).map_err(|error| format!("it does not export {HANDLER} as it is: {error:#}"))
+        let deployed = Deployed { manifest, description, digest, model, deployed_at_ms, limits, tools, pre };
+        Ok(Prepared { deployed, bytes, logs })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the operator decides about the runtime.
 
 use crate::Limits;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 /// Bounds of the whole host. `Default` suits one machine.
 #[derive(Clone, Debug)]
@@ -14,7 +14,14 @@ pub struct RuntimeOptions {
     pub mailbox: usize,
     /// Limits in force are the smaller of these and those of `agent.toml`.
     pub ceilings: Limits,
+    /// Of a component, and of the code that it may compile to.
     pub max_component_bytes: usize,
+    /// How long a deployment waits for the compiler.
+    pub compile_timeout: Duration,
+    /// Folder for compiled components, so that a restart loads them. `None`: every start compiles.
+    pub artifact_dir: Option<PathBuf>,
+    /// Of all compiled components in the folder; those unused for longest go.
+    pub max_artifact_bytes: u64,
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
     pub max_agents: usize,
@@ -28,6 +35,9 @@ impl Default for RuntimeOptions {
             mailbox: 64,
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,
+            compile_timeout: Duration::from_secs(60),
+            artifact_dir: None,
+            max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
             max_agents: 10_000,
         }

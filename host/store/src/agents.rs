@@ -59,15 +59,14 @@ impl Store {
             .collect())
     }
 
-    /// The component of an agent.
-    pub async fn component(&self, agent: &str) -> Result<Vec<u8>, StoreError> {
-        let row =
-            query("SELECT bytes FROM components WHERE digest = (SELECT digest FROM agents WHERE name = ?)")
-                .bind(agent)
-                .fetch_optional(&self.readers)
-                .await
-                .map_err(StoreError::while_it("read a component"))?;
-        row.map(|row| row.get(0)).ok_or_else(|| StoreError::AgentMissing { name: agent.to_owned() })
+    /// The component with this digest.
+    pub async fn component(&self, digest: &str) -> Result<Vec<u8>, StoreError> {
+        let row = query("SELECT bytes FROM components WHERE digest = ?")
+            .bind(digest)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read a component"))?;
+        row.map(|row| row.get(0)).ok_or_else(|| StoreError::ComponentMissing { digest: digest.to_owned() })
     }
 
     /// Removes an agent with its sessions, logs and, if no other agent shares it, its component. Whether it was there.

@@ -17,6 +17,8 @@ pub enum StoreError {
     TurnConflict { agent: String, session: String, turn: u64 },
     #[error("no agent {name:?} is stored")]
     AgentMissing { name: String },
+    #[error("no component {digest} is stored")]
+    ComponentMissing { digest: String },
     #[error("the database failed while it {doing}: {source}")]
     Query { doing: &'static str, source: sqlx::Error },
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod agents;
+mod artifacts;
 mod error;
 mod logs;
 mod schema;
@@ -15,6 +16,7 @@ mod sqlite;
 mod tests;
 
 pub use agents::AgentRow;
+pub use artifacts::ArtifactRow;
 pub use error::StoreError;
 pub use logs::{LogEntry, LogRow};
 pub use sessions::{ConversationRow, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit};

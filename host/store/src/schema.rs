@@ -5,7 +5,8 @@
 use crate::StoreError;
 use sqlx::{SqliteConnection, query, query_scalar};
 
-const STEPS: &[&str] = &["
+const STEPS: &[&str] = &[
+    "
     CREATE TABLE components (
         digest TEXT PRIMARY KEY,
         bytes  BLOB NOT NULL
@@ -59,7 +60,16 @@ const STEPS: &[&str] = &["
         message TEXT NOT NULL
     );
     CREATE INDEX logs_by_agent ON logs (agent, id);
-"];
+",
+    "
+    CREATE TABLE artifacts (
+        key        TEXT PRIMARY KEY,
+        checksum   TEXT NOT NULL,
+        bytes      INTEGER NOT NULL,
+        used_at_ms INTEGER NOT NULL
+    ) WITHOUT ROWID;
+",
+];
 
 /// Brings a database to the schema that this build knows.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {

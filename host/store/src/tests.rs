@@ -63,6 +63,21 @@ async fn a_turn_of_an_unknown_agent_is_refused() {
 }
 
 #[tokio::test]
+async fn compiled_code_is_listed_with_what_was_unused_for_longest_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let row =
+        |key: &str, used_at_ms| ArtifactRow { key: key.into(), checksum: "c".into(), bytes: 3, used_at_ms };
+    for (key, at_ms) in [("a", 1), ("b", 2), ("c", 3)] {
+        store.put_artifact(&row(key, at_ms)).await.unwrap();
+    }
+    assert_eq!(store.use_artifact("a", 4).await.unwrap(), Some(row("a", 4)));
+    assert_eq!(store.use_artifact("z", 4).await.unwrap(), None);
+    store.delete_artifact("c").await.unwrap();
+    assert_eq!(store.artifacts().await.unwrap(), [row("b", 2), row("a", 4)]);
+}
+
+#[tokio::test]
 async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
@@ -74,10 +89,10 @@ async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     assert!(!store.delete_agent(AGENT).await.unwrap());
     assert!(store.session(AGENT, "s").await.unwrap().is_none());
     assert!(store.logs(AGENT, None, 10).await.unwrap().is_empty());
-    assert_eq!(store.component("other").await.unwrap(), b"component");
+    assert_eq!(store.component("d1").await.unwrap(), b"component");
     store.put_agent(&agent("other", "d2"), b"newer").await.unwrap();
-    assert_eq!(store.component("other").await.unwrap(), b"newer");
-    assert!(matches!(store.component(AGENT).await, Err(StoreError::AgentMissing { .. })));
+    assert_eq!(store.component("d2").await.unwrap(), b"newer");
+    assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
 }
 
 #[tokio::test]

@@ -36,7 +36,8 @@ skep.toml, every line optional:
   kv_tokens = 65536             # default_deadline_s, tensor_parallel, pipeline_parallel
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb
   memory_mb = 64
-  [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox
+  [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
+  compile_s = 60                # max_artifact_bytes
   [http]                        # max_body_bytes, drain_s
   drain_s = 30")]
 pub struct Args {

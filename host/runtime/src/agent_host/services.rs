@@ -2,7 +2,7 @@
 
 use crate::{
     FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
-    component::{Compiler, Deployed},
+    component::{Compiler, Deployed, Prepared, Source},
     engine::WasmEngine,
 };
 use skep_engine::ModelSet;
@@ -24,8 +24,6 @@ pub(crate) struct Services {
     pub(crate) models: ModelSet,
     wasm: WasmEngine,
     compiler: Compiler,
-    /// Compilations at once, so that a burst of deployments leaves the processors to the turns.
-    compilations: Semaphore,
     instances: Semaphore,
     agents: RwLock<BTreeMap<String, Slot>>,
     closed: AtomicBool,
@@ -50,21 +48,18 @@ pub(crate) struct InstancePlace<'a> {
 }
 
 impl Services {
-    pub(super) fn start(
+    pub(super) async fn start(
         store: Store,
         models: ModelSet,
         options: &RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
-        let compiler =
-            Compiler::new(wasm.clone(), models.clone(), options.ceilings, options.max_component_bytes)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         Ok(Services {
             store,
             models,
             wasm,
             compiler,
-            compilations: Semaphore::new(cores),
             instances: Semaphore::new(options.max_instances.max(1)),
             agents: RwLock::default(),
             closed: AtomicBool::new(false),
@@ -94,21 +89,21 @@ impl Services {
 
     async fn restore_one(&self, row: &AgentRow) -> Result<Deployed, RuntimeError> {
         let manifest = Manifest::from_toml(&row.manifest)?;
-        let component = Arc::new(self.store.component(&row.name).await?);
-        let (deployed, logs) = self.compile(manifest, component, row.deployed_at_ms).await?;
-        self.keep_logs(&row.name, "", 0, &logs).await;
-        Ok(deployed)
+        let source = Source::Stored { digest: row.digest.clone() };
+        let prepared = self.prepare(manifest, source, row.deployed_at_ms).await?;
+        self.keep_logs(&row.name, "", 0, &prepared.logs).await;
+        Ok(prepared.deployed)
     }
 
-    pub(super) async fn compile(
+    pub(super) async fn prepare(
         &self,
         manifest: Manifest,
-        component: Arc<Vec<u8>>,
+        source: Source,
         deployed_at_ms: u64,
-    ) -> Result<(Deployed, Vec<LogEntry>), RuntimeError> {
-        let _place = self.compilations.acquire().await.expect("the semaphore is never closed");
+    ) -> Result<Prepared, RuntimeError> {
+        let loaded = self.compiler.compile(&manifest, source).await?;
         let _instance = self.instance().await;
-        self.compiler.compile(manifest, component, deployed_at_ms).await
+        self.compiler.describe(manifest, loaded, deployed_at_ms).await
     }
 
     /// Whether an agent with this manifest may stand beside the others.

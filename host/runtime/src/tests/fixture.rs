@@ -29,9 +29,13 @@ impl Host {
 
     /// Another host on the same store, as after a restart.
     pub(super) async fn restart(self) -> Host {
+        self.restart_with(RuntimeOptions::default()).await
+    }
+
+    pub(super) async fn restart_with(self, options: RuntimeOptions) -> Host {
         let Host { agents, store, models } = self;
         drop(agents);
-        Host { agents: start(&store, &models, small(RuntimeOptions::default())).await, store, models }
+        Host { agents: start(&store, &models, options).await, store, models }
     }
 
     pub(super) async fn deploy(

@@ -1,5 +1,6 @@
 //! Agents end to end inside this crate: components written as WebAssembly text, against a tiny model.
 
+mod artifacts;
 mod deploying;
 mod fixture;
 mod guest;

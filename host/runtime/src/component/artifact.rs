@@ -1,0 +1,215 @@
+//! Compiled components on disk, so that a restart loads code instead of compiling it.
+//!
+//! Loading compiled code means running it unchecked. So a file is loaded only if it has exactly the bytes that this host
+//! wrote, for which the database vouches, and if it was compiled from this component for this engine, which its name
+//! says. Anything else is removed and compiled again. The files are no more than a cache: without the folder the host
+//! compiles.
+#![allow(unsafe_code)]
+
+use super::hex;
+use crate::{RuntimeError, capability::log::now_ms};
+use sha2::{Digest, Sha256};
+use skep_store::{ArtifactRow, Store, StoreError};
+use std::{
+    collections::HashSet,
+    hash::{Hash, Hasher},
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use wasmtime::{Engine, component::Component};
+
+const SUFFIX: &str = "cwasm";
+
+/// A folder of compiled components. Clones are the same folder.
+#[derive(Clone)]
+pub(crate) struct ArtifactCache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    engine: Engine,
+    dir: PathBuf,
+    max_bytes: u64,
+    /// A row and its file change together.
+    writing: tokio::sync::Mutex<()>,
+}
+
+/// Why nothing was loaded.
+enum Miss {
+    Absent,
+    Damaged(String),
+}
+
+impl ArtifactCache {
+    /// Makes the folder, for this user only, and removes the files that no row vouches for.
+    pub(crate) async fn open(
+        store: Store,
+        engine: Engine,
+        dir: PathBuf,
+        max_bytes: u64,
+    ) -> Result<Self, RuntimeError> {
+        let cache = ArtifactCache {
+            inner: Arc::new(Inner { store, engine, dir, max_bytes, writing: tokio::sync::Mutex::default() }),
+        };
+        let known = cache.inner.store.artifacts().await?.into_iter().map(|row| row.key).collect();
+        let dir = cache.inner.dir.clone();
+        let opened = apart(move || make_private(&dir).and_then(|()| sweep(&dir, &known))).await;
+        opened.map_err(|error| RuntimeError::Internal {
+            message: format!("the folder {} for compiled code: {error}", cache.inner.dir.display()),
+        })?;
+        Ok(cache)
+    }
+
+    /// The component with this digest, if its code is here and whole.
+    pub(crate) async fn load(&self, digest: &str) -> Option<Component> {
+        let key = self.key(digest);
+        let (component, outcome) = match self.try_load(&key).await {
+            Ok(component) => (Some(component), "hit"),
+            Err(Miss::Absent) => (None, "miss"),
+            Err(Miss::Damaged(reason)) => {
+                tracing::warn!(
+                    digest,
+                    reason,
+                    "compiled code is not as it was written; it is compiled again"
+                );
+                self.forget(&key).await;
+                (None, "damaged")
+            }
+        };
+        metrics::counter!("skep_artifact_loads_total", "outcome" => outcome).increment(1);
+        component
+    }
+
+    /// Keeps the code of a component, and drops what was unused for longest if it becomes too much. A cache that
+    /// cannot be written costs time and nothing else, so that is logged and no error.
+    pub(crate) async fn keep(&self, digest: &str, component: &Component) {
+        let _alone = self.inner.writing.lock().await;
+        let key = self.key(digest);
+        if let Err(reason) = self.try_keep(&key, component.clone()).await {
+            tracing::warn!(digest, reason, "compiled code was not kept; the next start compiles again");
+        }
+    }
+
+    async fn try_load(&self, key: &str) -> Result<Component, Miss> {
+        let row = self.inner.store.use_artifact(key, now_ms()).await;
+        let row = row.map_err(|error| Miss::Damaged(error.to_string()))?.ok_or(Miss::Absent)?;
+        let (path, engine) = (self.path(key), self.inner.engine.clone());
+        apart(move || load_verified(&engine, &path, &row)).await.map_err(Miss::Damaged)
+    }
+
+    async fn try_keep(&self, key: &str, component: Component) -> Result<(), String> {
+        let (dir, path, max_bytes) = (self.inner.dir.clone(), self.path(key), self.inner.max_bytes);
+        let written = apart(move || {
+            let code = component.serialize().map_err(|error| format!("{error:#}"))?;
+            let bytes = code.len() as u64;
+            if bytes > max_bytes {
+                return Err(format!("it has {bytes} bytes, and `max_artifact_bytes` is {max_bytes}"));
+            }
+            write_whole(&dir, &path, &code).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok((hex(&Sha256::digest(&code)), bytes))
+        });
+        let (checksum, bytes) = written.await?;
+        let row = ArtifactRow { key: key.to_owned(), checksum, bytes, used_at_ms: now_ms() };
+        self.inner.store.put_artifact(&row).await.map_err(|error| error.to_string())?;
+        self.evict(key).await.map_err(|error| error.to_string())
+    }
+
+    async fn evict(&self, kept: &str) -> Result<(), StoreError> {
+        let rows = self.inner.store.artifacts().await?;
+        let mut total: u64 = rows.iter().map(|row| row.bytes).sum();
+        for row in rows.into_iter().filter(|row| row.key != kept) {
+            if total <= self.inner.max_bytes {
+                break;
+            }
+            total -= row.bytes;
+            self.forget(&row.key).await;
+        }
+        Ok(())
+    }
+
+    async fn forget(&self, key: &str) {
+        if let Err(error) = self.inner.store.delete_artifact(key).await {
+            tracing::warn!(key, "compiled code stays recorded: {error}");
+        }
+        let path = self.path(key);
+        // It may never have been there; one that stays is swept at the next start.
+        let _ = apart(move || std::fs::remove_file(path).map_err(|error| error.to_string())).await;
+    }
+
+    /// Names the component and everything that its code depends on: wasmtime's version, the compiler's settings and the
+    /// processor.
+    fn key(&self, digest: &str) -> String {
+        let mut hasher = Sha256Hasher(Sha256::new_with_prefix(digest));
+        self.inner.engine.precompile_compatibility_hash().hash(&mut hasher);
+        hex(&hasher.0.finalize())
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.inner.dir.join(key).with_extension(SUFFIX)
+    }
+}
+
+fn load_verified(engine: &Engine, path: &Path, row: &ArtifactRow) -> Result<Component, String> {
+    let mut code = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    file.take(row.bytes + 1).read_to_end(&mut code).map_err(|error| error.to_string())?;
+    if hex(&Sha256::digest(&code)) != row.checksum {
+        return Err(format!("{} has another checksum than recorded", path.display()));
+    }
+    // SAFETY: `deserialize` requires bytes that `Component::serialize` made. These are: they are in this process's own
+    // memory, where nobody changes them any more, and their SHA-256 is the one that `try_keep` took of what
+    // `serialize` returned and recorded in the database. Whoever can change that row can change the host itself.
+    // Code of another version or configuration of wasmtime is refused by `deserialize`.
+    unsafe { Component::deserialize(engine, &code) }.map_err(|error| format!("{error:#}"))
+}
+
+/// The file is there with all its bytes or not at all, and for this user only.
+fn write_whole(dir: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix("writing-").tempfile_in(dir)?;
+    file.write_all(code)?;
+    file.persist(path)?;
+    Ok(())
+}
+
+fn make_private(dir: &Path) -> Result<(), String> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(dir).map_err(|error| error.to_string())
+}
+
+fn sweep(dir: &Path, known: &HashSet<String>) -> Result<(), String> {
+    for entry in std::fs::read_dir(dir).map_err(|error| error.to_string())?.flatten() {
+        let path = entry.path();
+        let is_known = path.extension().is_some_and(|suffix| suffix == SUFFIX)
+            && path.file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| known.contains(stem));
+        if !is_known {
+            std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Files are read and written, and hashes taken, where no turn waits for it.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(stopped.to_string()))
+}
+
+/// SHA-256 of what a value hashes, as its file's name must not repeat.
+struct Sha256Hasher(Sha256);
+
+impl Hasher for Sha256Hasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        let digest = self.0.clone().finalize();
+        u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
+    }
+}

@@ -1,0 +1,145 @@
+//! From bytes to code: taken from the cache, or weighed, validated and compiled.
+//!
+//! The compiler cannot be interrupted. What goes into it is weighed first, it runs on threads of its own, a few at a
+//! time, and whoever waits for it waits for so long and no longer; one that is given up keeps its place until it ends.
+
+use super::{artifact::ArtifactCache, hex, imports, weight};
+use crate::{Grants, RuntimeError, RuntimeOptions, engine::WasmEngine};
+use sha2::{Digest, Sha256};
+use skep_store::Store;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
+use wasmtime::component::Component;
+
+/// The bytes of a component: at hand, or in the store.
+pub(crate) enum Source {
+    Sent(Vec<u8>),
+    Stored { digest: String },
+}
+
+/// Code, and the component that it is of.
+pub(crate) struct Compiled {
+    pub(crate) component: Component,
+    pub(crate) digest: String,
+    /// As they were sent; not there when they were not needed.
+    pub(crate) bytes: Option<Arc<Vec<u8>>>,
+}
+
+/// Makes code of components. A few compile at once, so that a burst of deployments leaves the processors to the turns.
+#[derive(Clone)]
+pub(crate) struct ComponentCompiler {
+    wasm: WasmEngine,
+    store: Store,
+    cache: Option<ArtifactCache>,
+    places: Arc<Semaphore>,
+    max_bytes: usize,
+    timeout: Duration,
+}
+
+/// What keeps a component from being compiled: it is not as it should be, or the host fails.
+pub(crate) enum CompileError {
+    Refused(String),
+    Host(RuntimeError),
+}
+
+impl ComponentCompiler {
+    pub(crate) async fn open(wasm: WasmEngine, store: Store, options: &RuntimeOptions) -> Self {
+        let mut cache = None;
+        if let Some(dir) = &options.artifact_dir {
+            let engine = wasm.engine.clone();
+            match ArtifactCache::open(store.clone(), engine, dir.clone(), options.max_artifact_bytes).await {
+                Ok(opened) => cache = Some(opened),
+                Err(error) => tracing::warn!("every start compiles: {error}"),
+            }
+        }
+        let places = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
+        let (max_bytes, timeout) = (options.max_component_bytes, options.compile_timeout);
+        ComponentCompiler { wasm, store, cache, places, max_bytes, timeout }
+    }
+
+    /// The code of a component that imports nothing beyond `grants`.
+    pub(crate) async fn compile(&self, source: Source, grants: Grants) -> Result<Compiled, CompileError> {
+        let (digest, mut bytes) = match source {
+            Source::Stored { digest } => (digest, None),
+            Source::Sent(bytes) => {
+                self.check_size(&bytes)?;
+                let bytes = Arc::new(bytes);
+                let hashed = bytes.clone();
+                let digest = apart(move || Ok(hex(&Sha256::digest(hashed.as_slice())))).await?;
+                (digest, Some(bytes))
+            }
+        };
+        if let Some(cache) = &self.cache
+            && let Some(component) = cache.load(&digest).await
+        {
+            imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
+            return Ok(Compiled { component, digest, bytes });
+        }
+        let code = match &bytes {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let stored =
+                    self.store.component(&digest).await.map_err(|error| CompileError::Host(error.into()))?;
+                bytes.insert(Arc::new(stored)).clone()
+            }
+        };
+        let component = self.compile_bytes(code).await?;
+        imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
+        if let Some(cache) = &self.cache {
+            cache.keep(&digest, &component).await;
+        }
+        Ok(Compiled { component, digest, bytes })
+    }
+
+    async fn compile_bytes(&self, bytes: Arc<Vec<u8>>) -> Result<Component, CompileError> {
+        let (engine, max_bytes, places) =
+            (self.wasm.engine.clone(), self.max_bytes as u64, self.places.clone());
+        let compiling = async {
+            let place = places.acquire_owned().await.expect("the semaphore is never closed");
+            apart(move || {
+                let _place = place;
+                refuse_core_module(&bytes)?;
+                weight::check(&bytes, max_bytes)?;
+                Component::from_binary(&engine, &bytes).map_err(|error| format!("{error:#}"))
+            })
+            .await
+        };
+        match tokio::time::timeout(self.timeout, compiling).await {
+            Ok(compiled) => compiled,
+            Err(_elapsed) => Err(CompileError::Refused(format!(
+                "it is not compiled after {} s; `compile_s` under [runtime] in skep.toml sets the bound",
+                self.timeout.as_secs_f32()
+            ))),
+        }
+    }
+
+    fn check_size(&self, bytes: &[u8]) -> Result<(), CompileError> {
+        if bytes.len() <= self.max_bytes {
+            return Ok(());
+        }
+        Err(CompileError::Refused(format!(
+            "it has {} bytes; {} are allowed by `max_component_bytes` under [runtime] in skep.toml",
+            bytes.len(),
+            self.max_bytes
+        )))
+    }
+}
+
+fn refuse_core_module(bytes: &[u8]) -> Result<(), String> {
+    if bytes.starts_with(b"\0asm\x01\0\0\0") {
+        return Err(
+            "it is a core WebAssembly module, not a component; `skep build` makes a component of it".into()
+        );
+    }
+    Ok(())
+}
+
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, CompileError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| {
+        CompileError::Host(RuntimeError::Internal { message: format!("the compiler stopped: {error}") })
+    })?
+    .map_err(CompileError::Refused)
+}

@@ -1,0 +1,78 @@
+//! Which files of compiled code this host wrote, and what is in them.
+//!
+//! The code lies in files beside the database. A row vouches for one: a file whose bytes have another checksum is not
+//! what was written.
+
+use crate::{Store, StoreError};
+use sqlx::{Row, query};
+
+/// One file of compiled code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArtifactRow {
+    /// Names the component and everything that its code depends on.
+    pub key: String,
+    /// SHA-256 of the file, in hex.
+    pub checksum: String,
+    pub bytes: u64,
+    pub used_at_ms: u64,
+}
+
+impl Store {
+    /// Records a file, in place of one with the same key.
+    pub async fn put_artifact(&self, artifact: &ArtifactRow) -> Result<(), StoreError> {
+        query(
+            "INSERT INTO artifacts (key, checksum, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (key) DO UPDATE SET checksum = ?2, bytes = ?3, used_at_ms = ?4",
+        )
+        .bind(&artifact.key)
+        .bind(&artifact.checksum)
+        .bind(artifact.bytes as i64)
+        .bind(artifact.used_at_ms as i64)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("recorded compiled code"))?;
+        Ok(())
+    }
+
+    /// All files, the one unused for longest first.
+    pub async fn artifacts(&self) -> Result<Vec<ArtifactRow>, StoreError> {
+        let rows = query("SELECT key, checksum, bytes, used_at_ms FROM artifacts ORDER BY used_at_ms, key")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed compiled code"))?;
+        Ok(rows
+            .into_iter()
+            .map(|row| ArtifactRow {
+                key: row.get(0),
+                checksum: row.get(1),
+                bytes: row.get::<i64, _>(2) as u64,
+                used_at_ms: row.get::<i64, _>(3) as u64,
+            })
+            .collect())
+    }
+
+    /// The file of this key, which is used now.
+    pub async fn use_artifact(&self, key: &str, at_ms: u64) -> Result<Option<ArtifactRow>, StoreError> {
+        let row = query("UPDATE artifacts SET used_at_ms = ?2 WHERE key = ?1 RETURNING checksum, bytes")
+            .bind(key)
+            .bind(at_ms as i64)
+            .fetch_optional(&self.writer)
+            .await
+            .map_err(StoreError::while_it("looked for compiled code"))?;
+        Ok(row.map(|row| ArtifactRow {
+            key: key.to_owned(),
+            checksum: row.get(0),
+            bytes: row.get::<i64, _>(1) as u64,
+            used_at_ms: at_ms,
+        }))
+    }
+
+    pub async fn delete_artifact(&self, key: &str) -> Result<(), StoreError> {
+        query("DELETE FROM artifacts WHERE key = ?")
+            .bind(key)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("removed compiled code"))?;
+        Ok(())
+    }
+}
