@@ -134,6 +134,34 @@ async fn a_route_of_the_manifest_reaches_the_agent() {
 }
 
 #[tokio::test]
+async fn versions_are_listed_and_rolled_back_over_http() {
+    let host = shared();
+    for (version, guest_name) in [(1, "noop"), (2, "chatty")] {
+        let (status, deployed) = host.deploy_guest(guest_name, "versioned", "").await;
+        assert_eq!((status, &deployed["version"]), (201, &json!(version)), "{deployed}");
+    }
+    assert_eq!(host.message("versioned", "s", "2").await.1["text"], "logged");
+    let back = host.ok("/v1/agents/versioned/rollback", json!({})).await;
+    assert_eq!(back["version"], 1, "{back}");
+    assert_eq!(host.message("versioned", "s", "2").await.1["text"], "2");
+    let (_, list) = host.get("/v1/agents/versioned/versions").await;
+    let listed: Vec<_> = list["data"].as_array().unwrap().iter().collect();
+    assert_eq!(listed.len(), 2, "{list}");
+    assert_eq!((&listed[0]["version"], &listed[0]["in_force"]), (&json!(2), &json!(false)), "{list}");
+    assert_eq!((&listed[1]["version"], &listed[1]["in_force"]), (&json!(1), &json!(true)), "{list}");
+    assert_eq!(host.ok("/v1/agents/versioned/rollback", json!({"version": 2})).await["version"], 2);
+    for (path, body, status) in [
+        ("/v1/agents/versioned/rollback", json!({"version": 9}), 404),
+        ("/v1/agents/versioned/rollback", json!({"to": 1}), 400),
+        ("/v1/agents/nobody/rollback", json!({}), 404),
+    ] {
+        let (got, answer) = host.post(path, body).await;
+        assert_eq!(got, status, "{path}: {answer}");
+    }
+    assert_eq!(host.get("/v1/agents/nobody/versions").await.0, 404);
+}
+
+#[tokio::test]
 async fn an_agent_is_a_model_of_the_chat_route() {
     let host = shared();
     assert_eq!(host.deploy_guest("noop", "as-model", "").await.0, 201);

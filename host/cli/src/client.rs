@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::failure::{Refused, Unreachable, Usage};
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
-pub use wire::{Agent, LogLine, Timing, ToolCall, Turn, TurnEvent, Usage as TokenUsage};
+pub use wire::{Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, Usage as TokenUsage};
 
 /// The environment variable that names another host.
 pub const URL_VARIABLE: &str = "SKEP_URL";
@@ -47,6 +47,19 @@ impl Client {
     pub async fn agents(&self) -> Result<Vec<Agent>> {
         let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
         Ok(list.data)
+    }
+
+    /// The kept versions of an agent, the newest first.
+    pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
+        let request = self.request(Method::GET, &["v1", "agents", agent, "versions"]);
+        let list: wire::List<AgentVersion> = self.json(request).await?;
+        Ok(list.data)
+    }
+
+    /// Puts a version into force; without a number the one before the version in force.
+    pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
+        let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"]);
+        self.json(request.json(&serde_json::json!({"version": version}))).await
     }
 
     /// Sends a message and waits for the whole answer.

@@ -38,6 +38,9 @@ pub struct ServerOptions {
     pub gateway: GatewayOptions,
 }
 
+/// Who deploys the agents that a host is started with.
+const DEPLOYER: &str = "operator";
+
 /// Where agents, sessions and conversations are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataDir {
@@ -108,7 +111,9 @@ pub async fn start_with(
         .context("the agent host does not start")?;
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
-        host.deploy(agent.manifest, agent.component).await.with_context(|| format!("deploying {name}"))?;
+        host.deploy(agent.manifest, agent.component, DEPLOYER)
+            .await
+            .with_context(|| format!("deploying {name}"))?;
     }
     let drain = options.gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();

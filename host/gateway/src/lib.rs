@@ -127,6 +127,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents", get(routes::agents::list))
         .route("/v1/agents", post(routes::agents::deploy).layer(DefaultBodyLimit::max(deploy_limit)))
         .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
+        .route("/v1/agents/{agent}/versions", get(routes::versions::list))
+        .route("/v1/agents/{agent}/rollback", post(routes::versions::rollback))
         .route("/v1/agents/{agent}/logs", get(routes::agents::logs))
         .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
         .route(

@@ -3,21 +3,20 @@
 //! A handle; clones are the same host, and dropping the last one ends every session. It admits and places; the work is
 //! done by `component` (deploying) and `session` (turns).
 
+mod deployments;
 mod services;
 
 pub(crate) use services::{Active, Services};
 
 use crate::{
-    AgentDetail, AgentName, AgentSummary, FailedAgent, Invocation, LogLine, Manifest, RouteMatch, RunHandle,
+    AgentDetail, AgentName, AgentSummary, FailedAgent, Invocation, LogLine, RouteMatch, RunHandle,
     RuntimeError, RuntimeOptions, SessionDetail, SessionId, SessionSummary,
     capability::{StoredConversation, log::now_ms, total_usage},
-    component::{Prepared, Source},
     events::run_channel,
     session::{Command, SessionKey, Sessions, TurnRequest, decode_conversation},
 };
-use services::Slot;
 use skep_engine::ModelSet;
-use skep_store::{AgentRow, LogRow, SessionRow, Store};
+use skep_store::{LogRow, SessionRow, Store};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
@@ -54,33 +53,6 @@ impl AgentHost {
         Ok(AgentHost {
             inner: Arc::new(Inner { services, sessions, max_agents: options.max_agents, deploying }),
         })
-    }
-
-    /// Deploys an agent. One of this name is replaced when everything is known to be right; its sessions go on with
-    /// the new version from their next turn.
-    pub async fn deploy(&self, manifest: Manifest, component: Vec<u8>) -> Result<AgentSummary, RuntimeError> {
-        let services = &self.inner.services;
-        services.admit()?;
-        manifest.check()?;
-        let prepared = services.prepare(manifest, Source::Sent(component), now_ms()).await?;
-        let Prepared { deployed, bytes, logs } = prepared;
-        let bytes = bytes.expect("they were sent");
-        let name = deployed.manifest.name.to_string();
-
-        let _one = self.inner.deploying.lock().await;
-        services.check_place(&deployed.manifest, self.inner.max_agents)?;
-        let row = AgentRow {
-            name: name.clone(),
-            manifest: deployed.manifest.to_toml(),
-            digest: deployed.digest.clone(),
-            deployed_at_ms: deployed.deployed_at_ms,
-        };
-        services.store.put_agent(&row, &bytes).await?;
-        let summary = deployed.summary();
-        services.put(name.clone(), Slot::Ready(Arc::new(deployed)));
-        services.keep_logs(&name, "", 0, &logs).await;
-        tracing::info!(agent = name, digest = summary.digest, model = summary.model, "deployed");
-        Ok(summary)
     }
 
     /// Those that are ready, by name.

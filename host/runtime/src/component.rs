@@ -31,11 +31,12 @@ const MAX_DESCRIPTION_BYTES: usize = 4 << 10;
 
 /// A deployed version of an agent. A turn keeps the version with which it began.
 pub(crate) struct Deployed {
+    pub(crate) version: u64,
+    pub(crate) deployed_at_ms: u64,
     pub(crate) manifest: Manifest,
     pub(crate) description: String,
     pub(crate) digest: String,
     pub(crate) model: String,
-    pub(crate) deployed_at_ms: u64,
     pub(crate) limits: Limits,
     pub(crate) tools: Tools,
     pub(crate) pre: AgentPre<TurnContext>,
@@ -57,13 +58,19 @@ pub(crate) struct Loaded {
     bytes: Option<Arc<Vec<u8>>>,
 }
 
-/// An agent that is ready to be put into force.
+/// An agent of which everything is right, before it is a version.
 pub(crate) struct Prepared {
-    pub(crate) deployed: Deployed,
+    pub(crate) manifest: Manifest,
+    pub(crate) digest: String,
     /// The component, if it was sent.
     pub(crate) bytes: Option<Arc<Vec<u8>>>,
     /// What it logged while it described itself.
     pub(crate) logs: Vec<LogEntry>,
+    description: String,
+    model: String,
+    limits: Limits,
+    tools: Tools,
+    pre: AgentPre<TurnContext>,
 }
 
 impl Compiler {
@@ -101,7 +108,6 @@ impl Compiler {
         &self,
         manifest: Manifest,
         loaded: Loaded,
-        deployed_at_ms: u64,
     ) -> Result<Prepared, RuntimeError> {
         let Loaded { pre, digest, bytes } = loaded;
         let name = manifest.name.clone();
@@ -127,8 +133,17 @@ impl Compiler {
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
         let model = engine.info().name.clone();
         let logs = context.log.take();
-        let deployed = Deployed { manifest, description, digest, model, deployed_at_ms, limits, tools, pre };
-        Ok(Prepared { deployed, bytes, logs })
+        Ok(Prepared { manifest, digest, bytes, logs, description, model, limits, tools, pre })
+    }
+}
+
+impl Prepared {
+    /// The agent as a version of its own, and what it logged.
+    pub(crate) fn into_version(self, version: u64, deployed_at_ms: u64) -> (Deployed, Vec<LogEntry>) {
+        let Prepared { manifest, digest, bytes: _, logs, description, model, limits, tools, pre } = self;
+        let deployed =
+            Deployed { version, deployed_at_ms, manifest, description, digest, model, limits, tools, pre };
+        (deployed, logs)
     }
 }
 
@@ -137,6 +152,7 @@ impl Deployed {
         let routes = self.manifest.trigger.http.iter();
         AgentSummary {
             name: self.manifest.name.to_string(),
+            version: self.version,
             description: self.description.clone(),
             digest: self.digest.clone(),
             model: self.model.clone(),

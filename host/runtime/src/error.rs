@@ -4,6 +4,7 @@
 
 use skep_engine::EngineError;
 use skep_store::StoreError;
+use std::fmt::Display;
 
 /// An error of the runtime. A turn that ends in one has changed nothing but the agent's log.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,10 @@ pub enum RuntimeError {
     AgentNotFound { name: String, known: Vec<String> },
     #[error("agent {agent:?} has no session {session:?}")]
     SessionNotFound { agent: String, session: String },
+    #[error(
+        "agent {agent:?} has no {}; version {in_force} is in force, and there {}", wanted_version(.wanted), one_of(.known)
+    )]
+    VersionNotFound { agent: String, wanted: Option<u64>, in_force: u64, known: Vec<u64> },
     #[error("{kind} {value:?} is not valid: {rule}")]
     InvalidName { kind: &'static str, value: String, rule: &'static str },
     #[error("agent.toml: {message}")]
@@ -55,6 +60,7 @@ impl RuntimeError {
         match self {
             Self::AgentNotFound { .. } => "agent_not_found",
             Self::SessionNotFound { .. } => "session_not_found",
+            Self::VersionNotFound { .. } => "version_not_found",
             Self::InvalidName { .. } => "invalid_name",
             Self::Manifest { .. } => "invalid_manifest",
             Self::Component { .. } => "invalid_component",
@@ -97,10 +103,17 @@ fn known_names(known: &[String]) -> String {
     }
 }
 
-fn one_of(known: &[String]) -> String {
+fn wanted_version(wanted: &Option<u64>) -> String {
+    match wanted {
+        Some(version) => format!("version {version}"),
+        None => "earlier version".to_owned(),
+    }
+}
+
+fn one_of<T: Display>(known: &[T]) -> String {
     match known {
         [] => "is none".to_owned(),
-        [one] => format!("is only {one:?}"),
-        many => format!("are {}", many.join(", ")),
+        [one] => format!("is only {one}"),
+        many => format!("are {}", many.iter().map(T::to_string).collect::<Vec<_>>().join(", ")),
     }
 }

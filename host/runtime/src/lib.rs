@@ -39,5 +39,6 @@ pub use options::RuntimeOptions;
 pub use route::{Route, RouteMatch};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use summary::{
-    AgentDetail, AgentSummary, FailedAgent, LogLine, SessionDetail, SessionSummary, ToolDefinition,
+    AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, SessionDetail, SessionSummary,
+    ToolDefinition,
 };

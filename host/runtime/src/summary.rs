@@ -8,6 +8,8 @@ use skep_engine::{Usage, chat::ChatMessage};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentSummary {
     pub name: String,
+    /// In force.
+    pub version: u64,
     /// In the agent's own words.
     pub description: String,
     /// SHA-256 of the component, in hex.
@@ -26,6 +28,20 @@ pub struct AgentDetail {
     pub tools: Vec<ToolDefinition>,
     /// In force.
     pub limits: Limits,
+}
+
+/// A version of an agent that can be put into force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentVersion {
+    /// 1 is the agent's first deployment.
+    pub version: u64,
+    pub is_in_force: bool,
+    /// SHA-256 of the component, in hex.
+    pub digest: String,
+    pub deployed_at_ms: u64,
+    /// Who deployed it, as the host knew them.
+    pub deployed_by: String,
+    pub manifest_toml: String,
 }
 
 /// A tool that an agent offers to its model.

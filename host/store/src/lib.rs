@@ -15,7 +15,7 @@ mod sqlite;
 #[cfg(test)]
 mod tests;
 
-pub use agents::AgentRow;
+pub use agents::{AgentRow, VersionRow};
 pub use artifacts::ArtifactRow;
 pub use error::StoreError;
 pub use logs::{LogEntry, LogRow};

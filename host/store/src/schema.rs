@@ -69,6 +69,26 @@ const STEPS: &[&str] = &[
         used_at_ms INTEGER NOT NULL
     ) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE deployments (
+        agent          TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        version        INTEGER NOT NULL,
+        manifest       TEXT NOT NULL,
+        digest         TEXT NOT NULL REFERENCES components(digest),
+        deployed_at_ms INTEGER NOT NULL,
+        deployed_by    TEXT NOT NULL,
+        PRIMARY KEY (agent, version)
+    ) WITHOUT ROWID;
+    CREATE INDEX deployments_by_digest ON deployments (digest);
+    INSERT INTO deployments SELECT name, 1, manifest, digest, deployed_at_ms, 'local' FROM agents;
+    CREATE TABLE agents_in_force (
+        name    TEXT PRIMARY KEY,
+        version INTEGER NOT NULL
+    );
+    INSERT INTO agents_in_force SELECT name, 1 FROM agents;
+    DROP TABLE agents;
+    ALTER TABLE agents_in_force RENAME TO agents;
+",
 ];
 
 /// Brings a database to the schema that this build knows.
@@ -80,10 +100,49 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
     if found > known {
         return Err(StoreError::NewerSchema { found, known });
     }
+    // A step that replaces a table must not take the rows that refer to it along.
+    query("PRAGMA foreign_keys = OFF").execute(&mut *connection).await.map_err(failed())?;
     for (version, step) in STEPS.iter().enumerate().skip(found.max(0) as usize) {
         let script = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {}; COMMIT;", version + 1);
         sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut *connection).await.map_err(failed())?;
     }
+    query("PRAGMA foreign_keys = ON").execute(&mut *connection).await.map_err(failed())?;
     query("PRAGMA optimize").execute(connection).await.map_err(failed())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::Connection;
+
+    #[tokio::test]
+    async fn agents_of_the_first_schema_become_their_own_first_version_and_keep_their_sessions() {
+        let mut connection =
+            SqliteConnection::connect("sqlite::memory:").await.expect("a database in memory");
+        let first = format!(
+            "{} PRAGMA user_version = 1; PRAGMA foreign_keys = ON;
+             INSERT INTO components VALUES ('d', x'00');
+             INSERT INTO agents VALUES ('a', 'name = \"a\"', 'd', 7);
+             INSERT INTO sessions VALUES ('a', 's', 3, 1, 2);
+             INSERT INTO state VALUES ('a', 's', 'k', x'01');",
+            STEPS[0]
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(first)).execute(&mut connection).await.expect("the first schema");
+        migrate(&mut connection).await.expect("the later steps");
+        let count = async |connection: &mut SqliteConnection, sql: &'static str| -> i64 {
+            query_scalar(sql).fetch_one(connection).await.expect("a count")
+        };
+        let version =
+            "SELECT deployments.version FROM agents JOIN deployments ON agent = name WHERE digest = 'd'";
+        assert_eq!(count(&mut connection, version).await, 1);
+        assert_eq!(count(&mut connection, "SELECT turns FROM sessions JOIN state USING (session)").await, 3);
+        query("DELETE FROM agents").execute(&mut connection).await.expect("deletes");
+        assert_eq!(
+            count(&mut connection, "SELECT COUNT(*) FROM state").await,
+            0,
+            "the rows still belong together"
+        );
+        assert_eq!(count(&mut connection, "SELECT COUNT(*) FROM deployments").await, 0);
+    }
 }

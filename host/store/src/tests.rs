@@ -5,7 +5,13 @@ use crate::*;
 const AGENT: &str = "concierge";
 
 fn agent(name: &str, digest: &str) -> AgentRow {
-    AgentRow { name: name.into(), manifest: "name = \"x\"".into(), digest: digest.into(), deployed_at_ms: 7 }
+    AgentRow {
+        name: name.into(),
+        manifest: "name = \"x\"".into(),
+        digest: digest.into(),
+        deployed_at_ms: 7,
+        deployed_by: "ann".into(),
+    }
 }
 
 fn turn(turn: u64) -> TurnCommit {
@@ -90,9 +96,36 @@ async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     assert!(store.session(AGENT, "s").await.unwrap().is_none());
     assert!(store.logs(AGENT, None, 10).await.unwrap().is_empty());
     assert_eq!(store.component("d1").await.unwrap(), b"component");
-    store.put_agent(&agent("other", "d2"), b"newer").await.unwrap();
-    assert_eq!(store.component("d2").await.unwrap(), b"newer");
+    assert!(store.delete_agent("other").await.unwrap());
     assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
+}
+
+#[tokio::test]
+async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_components() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    store.commit_turn(&turn(1)).await.unwrap();
+    let kept = crate::agents::VERSIONS_PER_AGENT as u64;
+    for version in 2..=kept + 1 {
+        let digest = format!("d{version}");
+        assert_eq!(store.put_agent(&agent(AGENT, &digest), digest.as_bytes()).await.unwrap(), version);
+    }
+    let versions = store.versions(AGENT).await.unwrap();
+    assert_eq!(versions.len() as u64, kept);
+    assert_eq!((versions[0].version, versions[0].is_in_force), (kept + 1, true));
+    assert!(versions[1..].iter().all(|row| !row.is_in_force));
+    assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
+    assert_eq!(store.component("d2").await.unwrap(), b"d2");
+
+    assert!(store.put_in_force(AGENT, 2).await.unwrap());
+    assert!(!store.put_in_force(AGENT, 1).await.unwrap());
+    assert!(!store.put_in_force("nobody", 2).await.unwrap());
+    store.close().await;
+    let store = open(&folder).await;
+    let agents = store.agents().await.unwrap();
+    assert_eq!((agents.len(), agents[0].version, agents[0].agent.digest.as_str()), (1, 2, "d2"));
+    assert_eq!(store.put_agent(&agent(AGENT, "d2"), b"d2").await.unwrap(), kept + 2);
+    assert!(store.session(AGENT, "s").await.unwrap().is_some(), "its sessions stay");
 }
 
 #[tokio::test]
@@ -102,7 +135,8 @@ async fn a_new_version_of_an_agent_keeps_its_sessions() {
     store.commit_turn(&turn(1)).await.unwrap();
     store.put_agent(&agent(AGENT, "d2"), b"newer").await.unwrap();
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
-    assert_eq!(store.agents().await.unwrap(), vec![agent(AGENT, "d2")]);
+    let agents: Vec<AgentRow> = store.agents().await.unwrap().into_iter().map(|row| row.agent).collect();
+    assert_eq!(agents, vec![agent(AGENT, "d2")]);
 }
 
 #[tokio::test]

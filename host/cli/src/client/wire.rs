@@ -24,12 +24,24 @@ pub struct ErrorDetail {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Agent {
     pub name: String,
+    pub version: u64,
     pub description: String,
     pub digest: String,
     pub model: String,
     pub deployed_at_ms: u64,
     pub tools: Vec<String>,
     pub routes: Vec<String>,
+}
+
+/// A version of an agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AgentVersion {
+    pub version: u64,
+    pub in_force: bool,
+    pub digest: String,
+    pub deployed_at_ms: u64,
+    pub deployed_by: String,
+    pub manifest: String,
 }
 
 /// A line that an agent logged.

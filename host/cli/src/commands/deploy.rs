@@ -44,7 +44,8 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&agent);
     }
-    out::line(&format!("deployed {} ({})", agent.name, short(&agent.digest)))?;
+    let digest = short(&agent.digest);
+    out::line(&format!("deployed {}, version {} ({digest})", agent.name, agent.version))?;
     out::line(&format!("talk to it with: skep chat {}", agent.name))
 }
 

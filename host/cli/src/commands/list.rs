@@ -1,16 +1,26 @@
 //! `skep list`.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use anyhow::Result;
 
 use super::{HostArgs, deploy, out};
+use crate::client::Client;
 
 /// List the agents of a running host
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep list
+  skep list --versions concierge        what can be rolled back to
   skep list --json | jq -r '.[].name'")]
 pub struct Args {
+    /// Only this agent
+    #[arg(value_name = "AGENT")]
+    agent: Option<String>,
+    /// List the versions that can be put into force
+    #[arg(long)]
+    versions: bool,
     #[command(flatten)]
     host: HostArgs,
     /// Print as JSON
@@ -19,7 +29,17 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let agents = args.host.client()?.agents().await?;
+    let client = args.host.client()?;
+    let mut agents = client.agents().await?;
+    if let Some(name) = &args.agent {
+        agents.retain(|agent| agent.name == *name);
+    }
+    if args.versions {
+        let names = args
+            .agent
+            .map_or_else(|| agents.into_iter().map(|agent| agent.name).collect(), |name| vec![name]);
+        return versions(&client, names, args.json).await;
+    }
     if args.json {
         return out::json(&agents);
     }
@@ -30,8 +50,51 @@ pub async fn run(args: Args) -> Result<()> {
         .into_iter()
         .map(|agent| {
             let digest = deploy::short(&agent.digest).to_owned();
-            [agent.name, agent.model, agent.tools.join(", "), agent.routes.join(", "), digest]
+            [
+                agent.name,
+                agent.version.to_string(),
+                agent.model,
+                agent.tools.join(", "),
+                agent.routes.join(", "),
+                digest,
+            ]
         })
         .collect();
-    out::table(["AGENT", "MODEL", "TOOLS", "ROUTES", "DIGEST"], &rows)
+    out::table(["AGENT", "VERSION", "MODEL", "TOOLS", "ROUTES", "DIGEST"], &rows)
+}
+
+async fn versions(client: &Client, agents: Vec<String>, json: bool) -> Result<()> {
+    let mut listed = Vec::new();
+    for agent in agents {
+        let versions = client.versions(&agent).await?;
+        listed.push((agent, versions));
+    }
+    if json {
+        let listed: serde_json::Map<_, _> =
+            listed.into_iter().map(|(agent, versions)| (agent, serde_json::json!(versions))).collect();
+        return out::json(&listed);
+    }
+    let rows: Vec<_> = listed
+        .into_iter()
+        .flat_map(|(agent, versions)| {
+            versions.into_iter().map(move |version| {
+                let digest = deploy::short(&version.digest).to_owned();
+                let in_force = if version.in_force { "in force" } else { "" }.to_owned();
+                let number = version.version.to_string();
+                [agent.clone(), number, in_force, digest, ago(version.deployed_at_ms), version.deployed_by]
+            })
+        })
+        .collect();
+    out::table(["AGENT", "VERSION", "", "DIGEST", "DEPLOYED", "BY"], &rows)
+}
+
+fn ago(at_ms: u64) -> String {
+    let since =
+        SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at_ms)).unwrap_or_default();
+    match since.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s ago"),
+        seconds @ 120..7_200 => format!("{} min ago", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h ago", seconds / 3_600),
+        seconds => format!("{} days ago", seconds / 86_400),
+    }
 }

@@ -13,6 +13,7 @@ mod logs;
 mod model;
 mod new;
 mod out;
+mod rollback;
 mod turn_printer;
 mod up;
 
@@ -66,6 +67,7 @@ enum Command {
     New(new::Args),
     Build(build::Args),
     Deploy(deploy::Args),
+    Rollback(rollback::Args),
     List(list::Args),
     Invoke(invoke::Args),
     Chat(chat::Args),
@@ -123,6 +125,7 @@ impl Command {
             Command::New(args) => new::run(&args),
             Command::Build(args) => build::run(&args),
             Command::Deploy(args) => deploy::run(args).await,
+            Command::Rollback(args) => rollback::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Chat(args) => chat::run(args).await,

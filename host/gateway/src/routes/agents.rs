@@ -1,7 +1,7 @@
 //! `/v1/agents`: deploying agents, what is deployed, and what they logged.
 
 use super::page_limit;
-use crate::{ApiError, Gateway};
+use crate::{ApiError, Gateway, headers};
 use axum::{
     Json,
     extract::{Multipart, Path, Query, State, multipart::MultipartError},
@@ -63,7 +63,7 @@ pub(crate) async fn deploy(
     let missing = |part: &str| ApiError::parameter(part, format!("the part `{part}` is missing"));
     let manifest = manifest.ok_or_else(|| missing("manifest"))?;
     let component = component.ok_or_else(|| missing("component"))?;
-    let deployed = gateway.host.deploy(manifest, component.into()).await?;
+    let deployed = gateway.host.deploy(manifest, component.into(), headers::PRINCIPAL).await?;
     Ok((StatusCode::CREATED, Json(summary_json(&deployed))))
 }
 
@@ -99,10 +99,11 @@ pub(crate) async fn logs(
     Ok(Json(json!({"object": "list", "data": lines})))
 }
 
-fn summary_json(agent: &AgentSummary) -> Value {
+pub(super) fn summary_json(agent: &AgentSummary) -> Value {
     json!({
         "object": "agent",
         "name": agent.name,
+        "version": agent.version,
         "description": agent.description,
         "digest": agent.digest,
         "model": agent.model,

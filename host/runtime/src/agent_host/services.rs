@@ -6,7 +6,7 @@ use crate::{
     engine::WasmEngine,
 };
 use skep_engine::ModelSet;
-use skep_store::{AgentRow, LogEntry, Store};
+use skep_store::{LogEntry, Store, VersionRow};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -76,34 +76,30 @@ impl Services {
                 let slot = match services.restore_one(&row).await {
                     Ok(deployed) => Slot::Ready(Arc::new(deployed)),
                     Err(error) => {
-                        tracing::error!(agent = row.name, "the agent cannot be started again: {error}");
+                        tracing::error!(agent = row.agent.name, "the agent cannot be started again: {error}");
                         Slot::Failed(error.to_string())
                     }
                 };
-                services.put(row.name, slot);
+                services.put(row.agent.name, slot);
             });
         }
         restoring.join_all().await;
         Ok(())
     }
 
-    async fn restore_one(&self, row: &AgentRow) -> Result<Deployed, RuntimeError> {
-        let manifest = Manifest::from_toml(&row.manifest)?;
-        let source = Source::Stored { digest: row.digest.clone() };
-        let prepared = self.prepare(manifest, source, row.deployed_at_ms).await?;
-        self.keep_logs(&row.name, "", 0, &prepared.logs).await;
-        Ok(prepared.deployed)
+    async fn restore_one(&self, row: &VersionRow) -> Result<Deployed, RuntimeError> {
+        let manifest = Manifest::from_toml(&row.agent.manifest)?;
+        let source = Source::Stored { digest: row.agent.digest.clone() };
+        let prepared = self.prepare(manifest, source).await?;
+        let (deployed, logs) = prepared.into_version(row.version, row.agent.deployed_at_ms);
+        self.keep_logs(&row.agent.name, "", 0, &logs).await;
+        Ok(deployed)
     }
 
-    pub(super) async fn prepare(
-        &self,
-        manifest: Manifest,
-        source: Source,
-        deployed_at_ms: u64,
-    ) -> Result<Prepared, RuntimeError> {
+    pub(super) async fn prepare(&self, manifest: Manifest, source: Source) -> Result<Prepared, RuntimeError> {
         let loaded = self.compiler.compile(&manifest, source).await?;
         let _instance = self.instance().await;
-        self.compiler.describe(manifest, loaded, deployed_at_ms).await
+        self.compiler.describe(manifest, loaded).await
     }
 
     /// Whether an agent with this manifest may stand beside the others.

@@ -119,7 +119,7 @@ async fn a_small_file_that_would_be_huge_code_is_refused_before_it_is_compiled()
         let bytes = wat::parse_str(&text).expect("the text is WebAssembly");
         assert!(bytes.len() < 8 << 10, "{} bytes are no small file", bytes.len());
         let manifest = crate::Manifest::from_toml("name = \"bomb\"").expect("valid");
-        let error = host.agents.deploy(manifest, bytes).await.expect_err("it must not be compiled");
+        let error = host.agents.deploy(manifest, bytes, "tester").await.expect_err("it must not be compiled");
         assert_eq!(error.code(), "invalid_component");
         assert!(error.to_string().contains(expected), "{error}");
     }

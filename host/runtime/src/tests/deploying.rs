@@ -71,7 +71,7 @@ async fn what_is_no_agent_is_refused_with_the_reason() {
         (Vec::new(), "component"),
     ] {
         let manifest = Manifest::from_toml("name = \"x\"").expect("valid");
-        let message = host.agents.deploy(manifest, bytes).await.expect_err(why).to_string();
+        let message = host.agents.deploy(manifest, bytes, "tester").await.expect_err(why).to_string();
         assert!(message.contains(why), "{message}");
     }
     let message = refused(&host, "model = \"gpt-9\"", echo()).await;

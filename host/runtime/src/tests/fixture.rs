@@ -45,7 +45,7 @@ impl Host {
         guest: Guest,
     ) -> Result<AgentSummary, RuntimeError> {
         let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}"))?;
-        self.agents.deploy(manifest, guest.component()).await
+        self.agents.deploy(manifest, guest.component(), "tester").await
     }
 
     pub(super) async fn invoke(

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod deploying;
+mod deployments;
 mod fixture;
 mod guest;
 mod hostile;

@@ -1,0 +1,50 @@
+//! `/v1/agents/{agent}/versions` and `/v1/agents/{agent}/rollback`: what was deployed, and going back to it.
+
+use super::agents;
+use crate::{ApiError, Gateway, body};
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::AgentVersion;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rollback {
+    /// Without it: the version before the one in force.
+    version: Option<u64>,
+}
+
+pub(crate) async fn list(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let versions = gateway.host.versions(&agent).await?;
+    let versions: Vec<Value> = versions.iter().map(version_json).collect();
+    Ok(Json(json!({"object": "list", "data": versions})))
+}
+
+/// The body may be left out.
+pub(crate) async fn rollback(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let bytes = body::read(request, &gateway).await?;
+    let version = if bytes.is_empty() { None } else { body::parse::<Rollback>(&bytes)?.version };
+    Ok(Json(agents::summary_json(&gateway.host.rollback(&agent, version).await?)))
+}
+
+fn version_json(version: &AgentVersion) -> Value {
+    json!({
+        "object": "agent.version",
+        "version": version.version,
+        "in_force": version.is_in_force,
+        "digest": version.digest,
+        "deployed_at_ms": version.deployed_at_ms,
+        "deployed_by": version.deployed_by,
+        "manifest": version.manifest_toml,
+    })
+}

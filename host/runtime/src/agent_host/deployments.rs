@@ -1,0 +1,96 @@
+//! Deploying, and going back to what was deployed before.
+//!
+//! A version comes into force at once and as a whole, and only when everything about it is known to be right. Turns
+//! finish on the version with which they began.
+
+use super::{AgentHost, services::Slot};
+use crate::{
+    AgentSummary, AgentVersion, Manifest, RuntimeError,
+    capability::log::now_ms,
+    component::{Prepared, Source},
+};
+use skep_store::{AgentRow, VersionRow};
+use std::sync::Arc;
+
+impl AgentHost {
+    /// Deploys the next version of an agent. Its sessions go on with it from their next turn.
+    pub async fn deploy(
+        &self,
+        manifest: Manifest,
+        component: Vec<u8>,
+        deployed_by: &str,
+    ) -> Result<AgentSummary, RuntimeError> {
+        let services = &self.inner.services;
+        services.admit()?;
+        manifest.check()?;
+        let mut prepared = services.prepare(manifest, Source::Sent(component)).await?;
+        let bytes = prepared.bytes.take().expect("they were sent");
+
+        let _one = self.inner.deploying.lock().await;
+        services.check_place(&prepared.manifest, self.inner.max_agents)?;
+        let row = AgentRow {
+            name: prepared.manifest.name.to_string(),
+            manifest: prepared.manifest.to_toml(),
+            digest: prepared.digest.clone(),
+            deployed_at_ms: now_ms(),
+            deployed_by: deployed_by.to_owned(),
+        };
+        let version = services.store.put_agent(&row, &bytes).await?;
+        Ok(self.put_into_force(prepared, version, row.deployed_at_ms).await)
+    }
+
+    /// Puts a kept version into force again; without a number the one before the version in force.
+    pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
+        let services = &self.inner.services;
+        services.admit()?;
+        services.known(name)?;
+        let versions = services.store.versions(name).await?;
+        let in_force = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
+        let known: Vec<u64> = versions.iter().map(|row| row.version).collect();
+        let found = versions.into_iter().find(|row| match to {
+            Some(wanted) => row.version == wanted,
+            None => row.version < in_force,
+        });
+        let missing = RuntimeError::VersionNotFound { agent: name.to_owned(), wanted: to, in_force, known };
+        let VersionRow { version, agent: row, .. } = found.ok_or(missing)?;
+        let manifest = Manifest::from_toml(&row.manifest)?;
+        let prepared = services.prepare(manifest, Source::Stored { digest: row.digest }).await?;
+
+        let _one = self.inner.deploying.lock().await;
+        services.check_place(&prepared.manifest, self.inner.max_agents)?;
+        if !services.store.put_in_force(name, version).await? {
+            // It was deleted or became too old meanwhile.
+            return Err(services.not_found(name));
+        }
+        Ok(self.put_into_force(prepared, version, row.deployed_at_ms).await)
+    }
+
+    /// The kept versions of an agent, the newest first.
+    pub async fn versions(&self, name: &str) -> Result<Vec<AgentVersion>, RuntimeError> {
+        self.inner.services.known(name)?;
+        let rows = self.inner.services.store.versions(name).await?;
+        Ok(rows.into_iter().map(agent_version).collect())
+    }
+
+    async fn put_into_force(&self, prepared: Prepared, version: u64, deployed_at_ms: u64) -> AgentSummary {
+        let (agent, logs) = prepared.into_version(version, deployed_at_ms);
+        let (name, summary) = (agent.manifest.name.to_string(), agent.summary());
+        self.inner.services.put(name.clone(), Slot::Ready(Arc::new(agent)));
+        self.inner.services.keep_logs(&name, "", 0, &logs).await;
+        let AgentSummary { version, digest, model, .. } = &summary;
+        tracing::info!(agent = name, version, digest, model, "deployed");
+        summary
+    }
+}
+
+fn agent_version(row: VersionRow) -> AgentVersion {
+    let VersionRow { version, is_in_force, agent } = row;
+    AgentVersion {
+        version,
+        is_in_force,
+        digest: agent.digest,
+        deployed_at_ms: agent.deployed_at_ms,
+        deployed_by: agent.deployed_by,
+        manifest_toml: agent.manifest,
+    }
+}
