@@ -6,138 +6,16 @@
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
-use crate::buffer::AlignedBytes;
-use crate::cpu::attention::{AttendRows, KvF16, KvF32, MAX_HEAD, MAX_ROWS, Partial, QueryRow};
+use crate::cpu::attention::{AttendRows, MAX_ROWS, Partial, QueryRow};
 use crate::cpu::dispatch;
-use crate::cpu::elementwise::ToHalf;
+use crate::cpu::kv::{KvF16, KvF32};
 use crate::error::{expect_len, product};
+use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// Tokens of a page.
-pub const PAGE_TOKENS: usize = 16;
-/// The widest head that the kernels take.
-pub const MAX_HEAD_SIZE: usize = MAX_HEAD;
 /// Positions that are worth a task of their own in a decode.
 const SPLIT: usize = 256;
-
-/// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvFormat {
-    F32,
-    F16,
-}
-
-/// The keys and values of one layer: pages of 16 tokens.
-pub struct KvLayer {
-    format: KvFormat,
-    page_count: usize,
-    kv_heads: usize,
-    head_size: usize,
-    value_stride: usize,
-    keys: AlignedBytes,
-    values: AlignedBytes,
-}
-
-impl KvLayer {
-    pub fn new(
-        format: KvFormat,
-        page_count: usize,
-        kv_heads: usize,
-        head_size: usize,
-    ) -> Result<Self, KernelError> {
-        const OP: &str = "KV pages";
-        if head_size == 0 || head_size > MAX_HEAD {
-            return Err(KernelError::OutOfRange {
-                op: OP,
-                what: "head size",
-                index: head_size,
-                count: MAX_HEAD,
-            });
-        }
-        let size = format.element_bytes();
-        let value_stride = head_size.next_multiple_of(16);
-        let pages = [page_count, kv_heads, PAGE_TOKENS, size];
-        let bytes = |width| product(OP, "the pool", &[product(OP, "the pool", &pages)?, width]);
-        Ok(KvLayer {
-            format,
-            page_count,
-            kv_heads,
-            head_size,
-            value_stride,
-            keys: AlignedBytes::zeroed(bytes(head_size)?)?,
-            values: AlignedBytes::zeroed(bytes(value_stride)?)?,
-        })
-    }
-
-    /// Bytes that a layer of this shape takes, if they can be counted.
-    pub fn byte_len(format: KvFormat, page_count: usize, kv_heads: usize, head_size: usize) -> Option<usize> {
-        page_count
-            .checked_mul(kv_heads)?
-            .checked_mul(PAGE_TOKENS * format.element_bytes())?
-            .checked_mul(head_size.checked_add(head_size.checked_next_multiple_of(16)?)?)
-    }
-
-    /// Stores the key and value (`kv_heads` heads side by side) of one position.
-    pub fn write(
-        &mut self,
-        isa: Isa,
-        page: u32,
-        slot: usize,
-        key: &[f32],
-        value: &[f32],
-    ) -> Result<(), KernelError> {
-        const OP: &str = "KV write";
-        let width = self.kv_heads * self.head_size;
-        expect_len(OP, "the key length", width, key.len())?;
-        expect_len(OP, "the value length", width, value.len())?;
-        check_page(OP, page, self.page_count)?;
-        if slot >= PAGE_TOKENS {
-            return Err(KernelError::OutOfRange { op: OP, what: "slot", index: slot, count: PAGE_TOKENS });
-        }
-        for head in 0..self.kv_heads {
-            let place = page as usize * self.kv_heads + head;
-            let key = &key[head * self.head_size..][..self.head_size];
-            let value = &value[head * self.head_size..][..self.head_size];
-            let key_at = place * self.head_size * PAGE_TOKENS + slot;
-            let value_at = (place * PAGE_TOKENS + slot) * self.value_stride;
-            match self.format {
-                KvFormat::F32 => {
-                    let keys = self.keys.as_mut_slice();
-                    for (d, x) in key.iter().enumerate() {
-                        keys[(key_at + d * PAGE_TOKENS) * 4..][..4]
-                            .copy_from_slice(&storable(*x, f32::MAX).to_ne_bytes());
-                    }
-                    let values = self.values.as_mut_slice();
-                    for (d, x) in value.iter().enumerate() {
-                        values[(value_at + d) * 4..][..4]
-                            .copy_from_slice(&storable(*x, f32::MAX).to_ne_bytes());
-                    }
-                }
-                KvFormat::F16 => {
-                    let keys = self.keys.as_mut_slice();
-                    for_halves(isa, key, |d, x| {
-                        keys[(key_at + d * PAGE_TOKENS) * 2..][..2].copy_from_slice(&x.to_ne_bytes());
-                    });
-                    let values = self.values.as_mut_slice();
-                    for_halves(isa, value, |d, x| {
-                        values[(value_at + d) * 2..][..2].copy_from_slice(&x.to_ne_bytes());
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl KvFormat {
-    pub fn element_bytes(self) -> usize {
-        match self {
-            KvFormat::F32 => 4,
-            KvFormat::F16 => 2,
-        }
-    }
-}
 
 /// Consecutive query tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +27,22 @@ pub struct AttentionSequence<'a> {
     pub start: usize,
     /// Cover positions `0..start + tokens`.
     pub pages: &'a [u32],
+}
+
+impl AttentionSequence<'_> {
+    /// Whether its rows are among `rows`, and its positions in pages that there are.
+    pub(crate) fn check(&self, op: &'static str, rows: usize, kv: &KvLayer) -> Result<(), KernelError> {
+        let out_of_range = |what, index, count| Err(KernelError::OutOfRange { op, what, index, count });
+        if self.row.checked_add(self.tokens).is_none_or(|end| end > rows) {
+            return out_of_range("row", self.row, rows);
+        }
+        let positions = self.start.saturating_add(self.tokens);
+        let covered = self.pages.len().saturating_mul(PAGE_TOKENS);
+        if positions > covered {
+            return out_of_range("position", positions, covered);
+        }
+        self.pages.iter().try_for_each(|page| kv.check_page(op, *page))
+    }
 }
 
 /// Shapes and settings of a call.
@@ -183,7 +77,7 @@ pub fn attention(
         unsafe { run_task(task, isa, &params, kv, query, &mut partial) };
         if task.split == Split::Whole {
             // SAFETY: the rows of a whole task are its own.
-            unsafe { finish(task, kv.head_size, &partial, &out) };
+            unsafe { finish(task, kv.head_size(), &partial, &out) };
         } else {
             let mut waiting = waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             waiting.push((task.first_split, index, Box::new(partial)));
@@ -194,7 +88,7 @@ pub fn attention(
     for parts in waiting.chunk_by(|a, b| a.0 == b.0) {
         let merged = merge(parts);
         // SAFETY: all tasks are done.
-        unsafe { finish(&tasks[parts[0].0], kv.head_size, &merged, &out) };
+        unsafe { finish(&tasks[parts[0].0], kv.head_size(), &merged, &out) };
     }
     Ok(())
 }
@@ -225,18 +119,18 @@ fn plan<'a>(
     kv: &KvLayer,
     sequences: &[AttentionSequence<'a>],
 ) -> Vec<Task<'a>> {
-    let share = params.heads / kv.kv_heads;
+    let share = params.heads / kv.kv_heads();
     let mut tasks = Vec::new();
     for sequence in sequences {
-        for kv_head in 0..kv.kv_heads {
+        for kv_head in 0..kv.kv_heads() {
             let count = sequence.tokens * share;
             for first in (0..count).step_by(MAX_ROWS) {
                 let picked = first..count.min(first + MAX_ROWS);
                 let describe = |row: usize| {
                     let (token, head) = (row / share, kv_head * share + row % share);
                     let end = sequence.start + token + 1;
-                    let offset = (sequence.row + token) * params.query_stride + head * kv.head_size;
-                    let output = ((sequence.row + token) * params.heads + head) * kv.head_size;
+                    let offset = (sequence.row + token) * params.query_stride + head * kv.head_size();
+                    let output = ((sequence.row + token) * params.heads + head) * kv.head_size();
                     let first = params.window.map_or(0, |window| end.saturating_sub(window));
                     (QueryRow { offset, first, end }, output)
                 };
@@ -244,7 +138,7 @@ fn plan<'a>(
                 let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
                 let high = rows.iter().map(|row| row.end).max().unwrap_or(0);
                 // Prefill has tasks enough; a lone decode needs its range split.
-                let parts = if threads > 1 && sequence.tokens * kv.kv_heads < threads * 8 {
+                let parts = if threads > 1 && sequence.tokens * kv.kv_heads() < threads * 8 {
                     (high - low).div_ceil(SPLIT).max(1)
                 } else {
                     1
@@ -278,7 +172,7 @@ unsafe fn run_task(
     query: &[f32],
     partial: &mut Partial,
 ) {
-    let key_head = kv.head_size * PAGE_TOKENS;
+    let key_head = kv.head_size() * PAGE_TOKENS;
     let value_head = kv.value_stride * PAGE_TOKENS;
     macro_rules! attend {
         ($format:ty, $element:ty) => {{
@@ -293,12 +187,12 @@ unsafe fn run_task(
                 rows: &task.rows,
                 query: query.as_ptr(),
                 scale: params.scale,
-                head_size: kv.head_size,
+                head_size: kv.head_size(),
                 value_stride: kv.value_stride,
                 keys,
-                key_page: kv.kv_heads * key_head,
+                key_page: kv.kv_heads() * key_head,
                 values,
-                value_page: kv.kv_heads * value_head,
+                value_page: kv.kv_heads() * value_head,
                 pages: task.pages,
                 from: task.from,
                 to: task.to,
@@ -355,14 +249,14 @@ fn check(
     out: &[f32],
 ) -> Result<(), KernelError> {
     const OP: &str = "attention";
-    if kv.kv_heads == 0 || !params.heads.is_multiple_of(kv.kv_heads) {
-        let (expected, found) = (kv.kv_heads, params.heads);
+    if kv.kv_heads() == 0 || !params.heads.is_multiple_of(kv.kv_heads()) {
+        let (expected, found) = (kv.kv_heads(), params.heads);
         return Err(KernelError::Shape { op: OP, what: "the head count in multiples", expected, found });
     }
     if params.window == Some(0) {
         return Err(KernelError::OutOfRange { op: OP, what: "window", index: 0, count: usize::MAX });
     }
-    let width = product(OP, "the heads", &[params.heads, kv.head_size])?;
+    let width = product(OP, "the heads", &[params.heads, kv.head_size()])?;
     if width > params.query_stride {
         let (index, count) = (width, params.query_stride);
         return Err(KernelError::OutOfRange { op: OP, what: "query column", index, count });
@@ -370,49 +264,7 @@ fn check(
     let rows = out.len() / width.max(1);
     expect_len(OP, "the output length", product(OP, "the output", &[rows, width])?, out.len())?;
     expect_len(OP, "the query length", product(OP, "the query", &[rows, params.query_stride])?, query.len())?;
-    for sequence in sequences {
-        let end = sequence.row.checked_add(sequence.tokens);
-        if end.is_none_or(|end| end > rows) {
-            return Err(KernelError::OutOfRange { op: OP, what: "row", index: sequence.row, count: rows });
-        }
-        let positions = sequence.start.saturating_add(sequence.tokens);
-        let covered = sequence.pages.len().saturating_mul(PAGE_TOKENS);
-        if positions > covered {
-            return Err(KernelError::OutOfRange {
-                op: OP,
-                what: "position",
-                index: positions,
-                count: covered,
-            });
-        }
-        sequence.pages.iter().try_for_each(|page| check_page(OP, *page, kv.page_count))?;
-    }
-    Ok(())
-}
-
-fn check_page(op: &'static str, page: u32, count: usize) -> Result<(), KernelError> {
-    if (page as usize) < count {
-        Ok(())
-    } else {
-        Err(KernelError::OutOfRange { op, what: "page", index: page as usize, count })
-    }
-}
-
-/// A finite value: what one sequence leaves in a page must not turn another's masked weights into NaN.
-fn storable(x: f32, limit: f32) -> f32 {
-    if x.is_nan() { 0.0 } else { x.clamp(-limit, limit) }
-}
-
-fn for_halves(isa: Isa, values: &[f32], mut call: impl FnMut(usize, u16)) {
-    for (chunk, part) in values.chunks(16).enumerate() {
-        let mut from = [0f32; 16];
-        for (to, x) in from.iter_mut().zip(part) {
-            *to = storable(*x, 65504.0);
-        }
-        // SAFETY: safe arrays.
-        let halves = unsafe { dispatch(isa, ToHalf { from: &from }) };
-        halves[..part.len()].iter().enumerate().for_each(|(at, half)| call(chunk * 16 + at, *half));
-    }
+    sequences.iter().try_for_each(|sequence| sequence.check(OP, rows, kv))
 }
 
 #[cfg(test)]

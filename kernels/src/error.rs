@@ -9,6 +9,8 @@ pub enum KernelError {
     Shape { op: &'static str, what: &'static str, expected: usize, found: usize },
     #[error("{op}: {what} {index} is out of range, there are {count}")]
     OutOfRange { op: &'static str, what: &'static str, index: usize, count: usize },
+    #[error("{op}: {what} {index} is written twice in one call")]
+    Conflict { op: &'static str, what: &'static str, index: usize },
     #[error("{op}: a row of {values} values is not a whole number of {dtype} blocks of {}", dtype.block_len())]
     PartialBlock { op: &'static str, dtype: DType, values: usize },
     #[error("{op}: {what} is too large to address")]

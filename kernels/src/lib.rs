@@ -13,8 +13,10 @@ mod error;
 pub mod gather;
 pub mod gpu;
 mod isa;
+pub mod kv;
 pub mod matmul;
 pub mod pool;
+pub mod qkv;
 #[cfg(test)]
 mod random;
 pub mod residual;

@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 
 use crate::buffer::{AlignedBytes, Arena};
+use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
 use crate::cpu::quantise::{GroupView, QuantiseRow};
@@ -196,17 +197,27 @@ impl Activations {
     }
 }
 
-/// Multiplies `input` `[tokens][columns]` with every matrix. `out` is `[tokens][sum of rows]`, matrices side by side.
+/// Matrices that share an input.
+#[derive(Clone, Copy)]
+pub struct Projection<'a> {
+    pub matrices: &'a [&'a PackedMatrix],
+    /// Empty, or one value per row of all matrices.
+    pub bias: &'a [f32],
+}
+
+/// Multiplies `input` `[tokens][columns]` with every matrix and adds the bias. `out` is `[tokens][sum of rows]`, matrices
+/// side by side.
 pub fn matmul(
     pool: &WorkerPool,
     isa: Isa,
-    matrices: &[&PackedMatrix],
+    projection: Projection<'_>,
     input: &[f32],
     tokens: usize,
     out: &mut [f32],
     scratch: &mut Activations,
 ) -> Result<(), KernelError> {
     const OP: &str = "matmul";
+    let Projection { matrices, bias } = projection;
     let Some(first) = matrices.first() else { return expect_len(OP, "the output length", 0, out.len()) };
     let columns = first.columns;
     for matrix in matrices {
@@ -215,6 +226,9 @@ pub fn matmul(
     let stride = matrices.iter().map(|matrix| matrix.rows).sum::<usize>();
     expect_len(OP, "the input length", product(OP, "the input", &[tokens, columns])?, input.len())?;
     expect_len(OP, "the output length", product(OP, "the output", &[tokens, stride])?, out.len())?;
+    if !bias.is_empty() {
+        expect_len(OP, "the length of the bias", stride, bias.len())?;
+    }
     if tokens == 0 || stride == 0 {
         return Ok(());
     }
@@ -224,7 +238,13 @@ pub fn matmul(
     let tasks = plan(pool.threads(), matrices, tokens);
     let out = SharedSlice::new(out);
     let scratch = &*scratch;
-    pool.run(tasks.len(), |index| run_task(&tasks[index], isa, input, &out, stride, scratch));
+    pool.run(tasks.len(), |index| {
+        let task = &tasks[index];
+        run_task(task, isa, input, &out, stride, scratch);
+        if !bias.is_empty() {
+            task.add_bias(isa, bias, &out, stride);
+        }
+    });
     Ok(())
 }
 
@@ -237,6 +257,28 @@ struct Task<'a> {
     tokens: usize,
     /// Column of the output where the matrix starts.
     column: usize,
+}
+
+impl Task<'_> {
+    fn first_row(&self) -> usize {
+        self.first_tile * TILE_ROWS
+    }
+
+    fn rows(&self) -> usize {
+        (self.tiles * TILE_ROWS).min(self.matrix.rows - self.first_row())
+    }
+
+    /// While the outputs are in the cache.
+    fn add_bias(&self, isa: Isa, bias: &[f32], out: &SharedSlice<f32>, stride: usize) {
+        let (column, rows) = (self.column + self.first_row(), self.rows());
+        for token in self.first_token..self.first_token + self.tokens {
+            // SAFETY: no other task writes the same rows of the same tokens; the slices have equal lengths.
+            unsafe {
+                let to = out.part(token * stride + column, rows);
+                dispatch(isa, Add { to, from: &bias[column..][..rows] });
+            }
+        }
+    }
 }
 
 fn plan<'a>(threads: usize, matrices: &[&'a PackedMatrix], tokens: usize) -> Vec<Task<'a>> {
@@ -270,8 +312,7 @@ fn run_task(
     scratch: &Activations,
 ) {
     let matrix = task.matrix;
-    let first_row = task.first_tile * TILE_ROWS;
-    let rows = (task.tiles * TILE_ROWS).min(matrix.rows - first_row);
+    let (first_row, rows) = (task.first_row(), task.rows());
     // SAFETY: `matmul` checked the lengths: tiles, inputs and outputs of the task exist, and no other task writes
     // the same rows of the same tokens.
     unsafe {

@@ -66,8 +66,11 @@ fn every_format_and_tier_agrees_with_double_precision() {
                     &PackedMatrix::pack(&mut Arena::default(), dtype, 7, columns, &other).unwrap(),
                 ];
                 let stride = rows + 7;
+                let bias = random.floats(stride);
+                let projection = Projection { matrices: &matrices, bias: &bias };
                 let mut out = vec![f32::NAN; tokens * stride];
-                matmul(&pool, isa, &matrices, &input, tokens, &mut out, &mut Activations::default()).unwrap();
+                matmul(&pool, isa, projection, &input, tokens, &mut out, &mut Activations::default())
+                    .unwrap();
 
                 let mut weights = vec![0f32; stride * columns];
                 let (first, second) = weights.split_at_mut(rows * columns);
@@ -81,6 +84,7 @@ fn every_format_and_tier_agrees_with_double_precision() {
                             .zip(&input[token * columns..][..columns])
                             .map(|(w, x)| f64::from(*w) * x);
                         let (sum, size) = pairs.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                        let sum = sum + f64::from(bias[row]);
                         let found = f64::from(out[token * stride + row]);
                         // One rounding step of the activations at a tie, plus float sums.
                         let bound = size * 1e-4 + 1e-6;
@@ -105,12 +109,13 @@ fn a_token_gets_the_same_result_in_any_company() {
         let input: Vec<f32> = (0..11 * 256).map(|_| random.signed()).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
             let mut scratch = Activations::default();
+            let projection = Projection { matrices: &[&matrix], bias: &[] };
             let mut together = vec![0.0; 11 * 48];
-            matmul(&pool, isa, &[&matrix], &input, 11, &mut together, &mut scratch).unwrap();
+            matmul(&pool, isa, projection, &input, 11, &mut together, &mut scratch).unwrap();
             for token in 0..11 {
                 let mut alone = vec![0.0; 48];
-                matmul(&pool, isa, &[&matrix], &input[token * 256..][..256], 1, &mut alone, &mut scratch)
-                    .unwrap();
+                let input = &input[token * 256..][..256];
+                matmul(&pool, isa, projection, input, 1, &mut alone, &mut scratch).unwrap();
                 assert_eq!(alone, together[token * 48..][..48], "{dtype} {isa}");
             }
         }
@@ -153,12 +158,14 @@ fn wrong_shapes_are_errors() {
     let matrix = PackedMatrix::pack(&mut Arena::default(), DType::F32, 2, 4, &[0; 32]).unwrap();
     let pool = WorkerPool::new(1).unwrap();
     let mut scratch = Activations::default();
-    let mut run = |input: usize, out: usize| {
-        matmul(&pool, Isa::detect(), &[&matrix], &vec![0.0; input], 1, &mut vec![0.0; out], &mut scratch)
+    let mut run = |input: usize, out: usize, bias: usize| {
+        let projection = Projection { matrices: &[&matrix], bias: &vec![0.0; bias] };
+        matmul(&pool, Isa::detect(), projection, &vec![0.0; input], 1, &mut vec![0.0; out], &mut scratch)
     };
-    assert!(run(4, 2).is_ok());
-    assert!(run(5, 2).is_err());
-    assert!(run(4, 3).is_err());
+    assert!(run(4, 2, 0).is_ok() && run(4, 2, 2).is_ok());
+    assert!(run(5, 2, 0).is_err());
+    assert!(run(4, 3, 0).is_err());
+    assert!(run(4, 2, 1).is_err());
     assert!(PackedMatrix::pack(&mut Arena::default(), DType::Q4_1, 1, 33, &[0; 20]).is_err());
     assert!(PackedMatrix::pack(&mut Arena::default(), DType::F32, usize::MAX, 4, &[0; 20]).is_err());
 }

@@ -23,6 +23,7 @@ pub struct WorkerPool {
     wake: Vec<Thread>,
     /// One operation at a time.
     turn: Mutex<()>,
+    barriers: AtomicU64,
 }
 
 /// The tasks of the operation in progress, erased to a pointer that is valid until `run` returns.
@@ -74,6 +75,7 @@ impl WorkerPool {
             workers: Vec::new(),
             wake: Vec::new(),
             turn: Mutex::new(()),
+            barriers: AtomicU64::new(0),
         };
         for index in 0..threads - 1 {
             let shared = shared.clone();
@@ -92,6 +94,12 @@ impl WorkerPool {
         self.workers.len() + 1
     }
 
+    /// Operations so far that the threads shared, each of which ends when the last of them is done. A step should need
+    /// few: between two the threads wait for each other.
+    pub fn barriers(&self) -> u64 {
+        self.barriers.load(Ordering::Relaxed)
+    }
+
     /// Calls `task` with every index below `count`, spread over the threads.
     pub fn run(&self, count: usize, task: impl Fn(usize) + Sync) {
         if self.workers.is_empty() || count <= 1 {
@@ -99,6 +107,7 @@ impl WorkerPool {
             return;
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.barriers.fetch_add(1, Ordering::Relaxed);
         let shared = &*self.shared;
         let call: &(dyn Fn(usize) + Sync) = &task;
         // SAFETY: only the lifetime is erased; `run` waits for every worker before it returns.

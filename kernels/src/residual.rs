@@ -1,23 +1,44 @@
-//! Sums of rows: residual connections and biases.
+//! Residual connections: what a block computed is added to the hidden rows, and their sums are normalised.
 
 use crate::cpu::dispatch;
-use crate::cpu::elementwise::Add;
+use crate::cpu::elementwise::AddNorm;
 use crate::error::expect_len;
-use crate::{Isa, KernelError};
+use crate::pool::SharedSlice;
+use crate::{Isa, KernelError, WorkerPool};
 
-/// to += from
-pub fn add(isa: Isa, to: &mut [f32], from: &[f32]) -> Result<(), KernelError> {
-    expect_len("add", "the length", to.len(), from.len())?;
-    // SAFETY: safe slices of equal lengths.
-    unsafe { dispatch(isa, Add { to, from }) };
+/// hidden[row] += addend[row], and out[row] = hidden[row] / rms(hidden[row]) * weight, while the row is in the cache.
+pub fn add_norm(
+    pool: &WorkerPool,
+    isa: Isa,
+    hidden: &mut [f32],
+    addend: &[f32],
+    norm: Norm<'_>,
+    out: &mut [f32],
+) -> Result<(), KernelError> {
+    const OP: &str = "add_norm";
+    let Norm { weight, epsilon } = norm;
+    expect_len(OP, "the length of what is added", hidden.len(), addend.len())?;
+    expect_len(OP, "the output length", hidden.len(), out.len())?;
+    let width = weight.len().max(1);
+    expect_len(OP, "the rest of the input after whole rows", 0, hidden.len() % width)?;
+    let rows = hidden.len() / width;
+    let (hidden, out) = (SharedSlice::new(hidden), SharedSlice::new(out));
+    crate::pool::by_rows(pool, rows, width, |row| {
+        let addend = &addend[row * width..][..width];
+        // SAFETY: each row is one task's; the slices are safe and as long as the weight.
+        unsafe {
+            let (hidden, out) = (hidden.part(row * width, width), out.part(row * width, width));
+            dispatch(isa, AddNorm { hidden, addend, weight, epsilon, out });
+        }
+    });
     Ok(())
 }
 
-/// Adds `bias` to every row of `bias.len()` values.
-pub fn add_bias(isa: Isa, rows: &mut [f32], bias: &[f32]) -> Result<(), KernelError> {
-    let width = bias.len().max(1);
-    expect_len("add_bias", "the rest of the input after whole rows", 0, rows.len() % width)?;
-    rows.chunks_exact_mut(width).try_for_each(|row| add(isa, row, bias))
+/// A root-mean-square norm: one weight per value of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    pub weight: &'a [f32],
+    pub epsilon: f32,
 }
 
 #[cfg(test)]
@@ -26,16 +47,40 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn every_tier_adds() {
+    fn every_tier_adds_and_normalises_the_sum() {
         let mut random = Random::fresh();
-        let (to, from) = (random.floats(74), random.floats(37));
+        let pool = WorkerPool::new(2).unwrap();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-            let mut out = to.clone();
-            add_bias(isa, &mut out, &from).unwrap();
-            for at in 0..74 {
-                assert_eq!(out[at], to[at] + from[at % 37]);
+            for (rows, width) in [(1, 1), (3, 24), (2, 577), (40, 576)] {
+                let (before, addend) = (random.floats(rows * width), random.floats(rows * width));
+                let weight = random.floats(width);
+                let (mut hidden, mut out) = (before.clone(), vec![f32::NAN; rows * width]);
+                let norm = Norm { weight: &weight, epsilon: 1e-5 };
+                add_norm(&pool, isa, &mut hidden, &addend, norm, &mut out).unwrap();
+                for row in 0..rows {
+                    let sums: Vec<f32> =
+                        (row * width..(row + 1) * width).map(|at| before[at] + addend[at]).collect();
+                    assert_eq!(hidden[row * width..][..width], sums);
+                    let squares: f64 = sums.iter().map(|x| f64::from(*x).powi(2)).sum();
+                    let rms = (squares / width as f64 + 1e-5).sqrt();
+                    for (at, sum) in sums.iter().enumerate() {
+                        let expected = f64::from(*sum) / rms * f64::from(weight[at]);
+                        assert!((expected - f64::from(out[row * width + at])).abs() < 1e-5, "{isa} {width}");
+                    }
+                }
             }
         }
-        assert!(add(Isa::Portable, &mut [0.0; 2], &[0.0; 3]).is_err());
+    }
+
+    #[test]
+    fn lengths_that_differ_are_errors() {
+        let pool = WorkerPool::new(1).unwrap();
+        let run = |hidden: usize, addend: usize, out: usize| {
+            let norm = Norm { weight: &[1.0; 4], epsilon: 1e-5 };
+            let (mut hidden, mut out) = (vec![0.0; hidden], vec![0.0; out]);
+            add_norm(&pool, Isa::Portable, &mut hidden, &vec![0.0; addend], norm, &mut out)
+        };
+        assert!(run(8, 8, 8).is_ok());
+        assert!(run(8, 4, 8).is_err() && run(8, 8, 4).is_err() && run(6, 6, 6).is_err());
     }
 }

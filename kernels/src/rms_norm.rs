@@ -29,31 +29,6 @@ pub fn rms_norm(
     Ok(())
 }
 
-/// Normalises every run of `weight.len()` values in columns `from..to` of rows of `stride` values, in place.
-pub fn rms_norm_heads(
-    isa: Isa,
-    rows: &mut [f32],
-    stride: usize,
-    columns: std::ops::Range<usize>,
-    weight: &[f32],
-    epsilon: f32,
-) -> Result<(), KernelError> {
-    const OP: &str = "rms_norm_heads";
-    expect_len(OP, "the rest of the input after whole rows", 0, rows.len() % stride.max(1))?;
-    if columns.end > stride {
-        return Err(KernelError::OutOfRange { op: OP, what: "column", index: columns.end, count: stride });
-    }
-    let mut copy = vec![0.0; weight.len()];
-    for row in rows.chunks_exact_mut(stride.max(1)) {
-        for head in row[columns.clone()].chunks_exact_mut(weight.len().max(1)) {
-            copy.copy_from_slice(head);
-            // SAFETY: safe slices of equal lengths.
-            unsafe { dispatch(isa, RmsNorm { input: &copy, weight, epsilon, out: head }) };
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,9 +43,6 @@ mod tests {
                 let (input, weight) = (random.floats(width * 3), random.floats(width));
                 let mut out = vec![0.0; width * 3];
                 rms_norm(&pool, isa, &input, &weight, 1e-5, &mut out).unwrap();
-                let mut in_place = input.clone();
-                rms_norm_heads(isa, &mut in_place, width, 0..width, &weight, 1e-5).unwrap();
-                assert_eq!(in_place, out);
                 for (row, out) in input.chunks(width).zip(out.chunks(width)) {
                     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
                     let rms = (squares / width as f64 + 1e-5).sqrt();

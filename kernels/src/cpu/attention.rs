@@ -1,55 +1,18 @@
 //! Attention of a few query rows over a range of KV pages, with a running softmax.
 //!
-//! Invariant: each K and V value is read once for all rows of the call, which share one KV head. Keys are stored
-//! `[page][kv head][dimension][16 tokens]` so that a register of scores is 16 tokens; values `[..][16 tokens][stride]`.
+//! Invariant: each K and V value is read once for all rows of the call, which share one KV head.
 
 use std::marker::PhantomData;
 
 use super::Kernel;
+use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::simd::{Simd, exp};
 
 /// Query rows of one call at most.
 pub(crate) const MAX_ROWS: usize = 8;
-/// The widest head.
-pub(crate) const MAX_HEAD: usize = 256;
-const PAGE: usize = 16;
 /// Pages between two updates of the running softmax.
 const SPAN: usize = 4;
 const MASKED: f32 = -1e30;
-
-/// How 16 keys or values are read and written.
-pub(crate) trait KvFormat: Copy {
-    type Element: Copy;
-
-    /// # Safety
-    /// 16 values at `from`; inside a dispatched kernel.
-    unsafe fn load<S: Simd>(from: *const Self::Element) -> S::F;
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct KvF32;
-#[derive(Clone, Copy)]
-pub(crate) struct KvF16;
-
-impl KvFormat for KvF32 {
-    type Element = f32;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const f32) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { S::load(from) }
-    }
-}
-
-impl KvFormat for KvF16 {
-    type Element = u16;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u16) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_f16(from) }
-    }
-}
 
 /// One query row: which positions it sees.
 #[derive(Clone, Copy, Default)]

@@ -1,4 +1,4 @@
-//! Kernels over single rows: normalisation, gating, sums, rotation, and conversion for the KV cache.
+//! Kernels over single rows: normalisation, gating, sums and rotation.
 //!
 //! Invariant: a row's result depends on that row alone.
 
@@ -41,6 +41,29 @@ impl Kernel for RmsNorm<'_> {
         }
         for at in whole..count {
             self.out[at] = self.input[at] * factor * self.weight[at];
+        }
+    }
+}
+
+/// hidden += addend, and out = hidden / rms(hidden) * weight
+pub(crate) struct AddNorm<'a> {
+    pub hidden: &'a mut [f32],
+    pub addend: &'a [f32],
+    pub weight: &'a [f32],
+    pub epsilon: f32,
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for AddNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let AddNorm { hidden, addend, weight, epsilon, out } = self;
+        // SAFETY: passed on.
+        unsafe {
+            Add { to: hidden, from: addend }.run::<S>();
+            RmsNorm { input: hidden, weight, epsilon, out }.run::<S>();
         }
     }
 }
@@ -156,22 +179,5 @@ impl Kernel for LogSumExp<'_> {
             let rest: f32 = self.row[whole..].iter().map(|x| (x - peak).exp()).sum();
             peak + (S::sum(sums) + rest).ln()
         }
-    }
-}
-
-/// 16 floats to half precision.
-pub(crate) struct ToHalf<'a> {
-    pub from: &'a [f32; 16],
-}
-
-impl Kernel for ToHalf<'_> {
-    type Output = [u16; 16];
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) -> [u16; 16] {
-        let mut out = [0u16; 16];
-        // SAFETY: both arrays have 16 values.
-        unsafe { S::store_f16(out.as_mut_ptr(), S::load(self.from.as_ptr())) };
-        out
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod float_tiles;
 pub(crate) mod integer_tiles;
+pub(crate) mod kv;
 mod portable;
 pub(crate) mod quantise;
 pub(crate) mod simd;

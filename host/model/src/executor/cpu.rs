@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use skep_kernels::attention::{KvFormat, KvLayer};
+use skep_kernels::kv::{KvFormat, KvLayer};
 use skep_kernels::matmul::Activations;
 use skep_kernels::pool::MAX_THREADS;
 use skep_kernels::{Isa, WorkerPool};

@@ -210,3 +210,23 @@ fn the_plan_counts_weights_and_pages() {
     let file = std::fs::metadata(folder("llama-gqa").join("model.safetensors")).unwrap().len();
     assert!(executor.plan().weight_bytes <= file && executor.plan().weight_bytes > file / 2);
 }
+
+/// Between two operations that the threads share they wait for each other, and in a decode that is most of what the
+/// operations cost beside reading the weights: queries with keys and values, attention, its output, gate with up, down.
+#[test]
+fn a_decode_step_has_five_barriers_a_layer_and_one_for_the_head() {
+    for name in MODELS {
+        let (ids, _) = expected(name);
+        let mut executor =
+            load(name, ExecutorOptions { threads: Some(2), ..options(Isa::detect()) }).unwrap();
+        let mut barriers = |start: usize, tokens: &[u32]| {
+            let before = executor.compute.pool.barriers();
+            let rows = sequence(tokens, start, 9, LogitsWanted::Last);
+            executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+            executor.compute.pool.barriers() - before
+        };
+        barriers(0, &ids[..40]);
+        let layers = Checkpoint::open(&folder(name)).unwrap().config().layer_count as u64;
+        assert_eq!(barriers(40, &ids[40..41]), 5 * layers + 1, "{name}");
+    }
+}

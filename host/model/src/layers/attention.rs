@@ -1,7 +1,9 @@
 //! Grouped-query attention over paged keys and values.
 
-use skep_kernels::attention::{AttentionParams, AttentionSequence, KvLayer, PAGE_TOKENS, attention};
-use skep_kernels::rope::{Pairing, RopeParams, rope};
+use skep_kernels::attention::{AttentionParams, AttentionSequence, attention};
+use skep_kernels::kv::KvLayer;
+use skep_kernels::qkv::{HeadParams, rotate_and_store};
+use skep_kernels::rope::Pairing;
 
 use super::compute::{Compute, room};
 use super::linear::Linear;
@@ -16,7 +18,6 @@ pub(crate) struct Attention {
     /// Norms of each query and key head.
     pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
     pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
     pub(crate) head_size: usize,
     pub(crate) window: Option<usize>,
     pub(crate) pairing: Pairing,
@@ -58,29 +59,6 @@ impl Attention {
         let stride = self.qkv.width();
         let qkv = room(&mut rooms.qkv, step.tokens * stride);
         self.qkv.forward(compute, input, step.tokens, qkv)?;
-        let (query_width, kv_width) = (self.heads * self.head_size, self.kv_heads * self.head_size);
-        let keys_end = query_width + kv_width;
-        if let Some((query_norm, key_norm)) = &self.head_norms {
-            query_norm.forward_heads(compute, qkv, stride, 0..query_width)?;
-            key_norm.forward_heads(compute, qkv, stride, query_width..keys_end)?;
-        }
-        let heads = self.heads + self.kv_heads;
-        let turned = RopeParams { stride, heads, head_size: self.head_size, pairing: self.pairing };
-        rope(&compute.pool, compute.isa, turned, qkv, &step.turns)?;
-        for sequence in &step.sequences {
-            for token in 0..sequence.tokens {
-                let row = &qkv[(sequence.row + token) * stride..][..stride];
-                let (page, slot) = page_of(sequence, sequence.start + token)?;
-                kv.write(compute.isa, page, slot, &row[query_width..keys_end], &row[keys_end..])?;
-            }
-        }
-        let attended = room(&mut rooms.attended, step.tokens * query_width);
-        let params = AttentionParams {
-            heads: self.heads,
-            query_stride: stride,
-            scale: 1.0 / (self.head_size as f32).sqrt(),
-            window: self.window,
-        };
         let sequences: Vec<AttentionSequence<'_>> = step
             .sequences
             .iter()
@@ -91,14 +69,17 @@ impl Attention {
                 pages: &rows.pages,
             })
             .collect();
+        let norms = self.head_norms.as_ref().map(|(query, key)| (query.as_norm(), key.as_norm()));
+        let heads = HeadParams { heads: self.heads, pairing: self.pairing, norms };
+        rotate_and_store(&compute.pool, compute.isa, heads, qkv, &step.turns, &sequences, kv)?;
+        let attended = room(&mut rooms.attended, step.tokens * self.heads * self.head_size);
+        let params = AttentionParams {
+            heads: self.heads,
+            query_stride: stride,
+            scale: 1.0 / (self.head_size as f32).sqrt(),
+            window: self.window,
+        };
         attention(&compute.pool, compute.isa, params, kv, qkv, &sequences, attended)?;
         self.output.forward(compute, attended, step.tokens, out)
     }
-}
-
-fn page_of(sequence: &SequenceRows, position: usize) -> Result<(u32, usize), ModelError> {
-    let page = sequence.pages.get(position / PAGE_TOKENS).ok_or_else(|| ModelError::Batch {
-        problem: format!("position {position} of a sequence has no page"),
-    })?;
-    Ok((*page, position % PAGE_TOKENS))
 }

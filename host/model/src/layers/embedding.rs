@@ -1,7 +1,7 @@
 //! Token embeddings, and the head that turns hidden rows into logits.
 
 use skep_kernels::gather::gather;
-use skep_kernels::matmul::{PackedMatrix, matmul};
+use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
 use super::compute::Compute;
 use crate::error::ModelError;
@@ -40,6 +40,7 @@ impl Embedding {
             Head::Own(matrix) => matrix,
         };
         let Compute { pool, isa, activations } = compute;
-        Ok(matmul(pool, *isa, &[matrix], rows, count, out, activations)?)
+        let projection = Projection { matrices: &[matrix], bias: &[] };
+        Ok(matmul(pool, *isa, projection, rows, count, out, activations)?)
     }
 }

@@ -1,7 +1,6 @@
 //! A projection, or several of the same input computed at once.
 
-use skep_kernels::matmul::{PackedMatrix, matmul};
-use skep_kernels::residual::add_bias;
+use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
 use super::compute::Compute;
 use crate::error::ModelError;
@@ -32,10 +31,7 @@ impl Linear {
     ) -> Result<(), ModelError> {
         let matrices: Vec<&PackedMatrix> = self.matrices.iter().collect();
         let Compute { pool, isa, activations } = compute;
-        matmul(pool, *isa, &matrices, input, tokens, out, activations)?;
-        if !self.bias.is_empty() {
-            add_bias(*isa, out, &self.bias)?;
-        }
-        Ok(())
+        let projection = Projection { matrices: &matrices, bias: &self.bias };
+        Ok(matmul(pool, *isa, projection, input, tokens, out, activations)?)
     }
 }

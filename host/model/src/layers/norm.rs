@@ -1,6 +1,7 @@
 //! Root-mean-square normalisation with a learned weight.
 
-use skep_kernels::rms_norm::{rms_norm, rms_norm_heads};
+use skep_kernels::residual::{Norm, add_norm};
+use skep_kernels::rms_norm::rms_norm;
 
 use super::compute::Compute;
 use crate::error::ModelError;
@@ -25,14 +26,18 @@ impl RmsNorm {
         Ok(rms_norm(&compute.pool, compute.isa, input, &self.weight, self.epsilon, out)?)
     }
 
-    /// Normalises each head in some columns of rows, in place.
-    pub(crate) fn forward_heads(
+    /// Adds `addend` to `hidden` and normalises the sums, in one pass.
+    pub(crate) fn forward_sum(
         &self,
         compute: &Compute,
-        rows: &mut [f32],
-        stride: usize,
-        columns: std::ops::Range<usize>,
+        hidden: &mut [f32],
+        addend: &[f32],
+        out: &mut [f32],
     ) -> Result<(), ModelError> {
-        Ok(rms_norm_heads(compute.isa, rows, stride, columns, &self.weight, self.epsilon)?)
+        Ok(add_norm(&compute.pool, compute.isa, hidden, addend, self.as_norm(), out)?)
+    }
+
+    pub(crate) fn as_norm(&self) -> Norm<'_> {
+        Norm { weight: &self.weight, epsilon: self.epsilon }
     }
 }

@@ -3,8 +3,7 @@
 //! Invariant: the configuration's sizes were checked to fit each other before any weight is read. A loaded model never
 //! changes: what a step writes is in its executor's rooms and pages, so that several executors can share one model.
 
-use skep_kernels::attention::{KvLayer, MAX_HEAD_SIZE};
-use skep_kernels::residual::add;
+use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
 use skep_kernels::rope::{Pairing, turns};
 
 use crate::batch::{Batch, LogitsWanted};
@@ -82,22 +81,30 @@ impl Transformer {
         let projected = room(&mut rooms.projected, length);
         let tokens: Vec<u32> = batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
         self.embedding.embed(compute, &tokens, hidden)?;
-        for (block, kv) in self.blocks.iter().zip(kv) {
-            block.attention_norm.forward(compute, hidden, normed)?;
+        for (index, (block, kv)) in self.blocks.iter().zip(kv).enumerate() {
+            match index {
+                0 => block.attention_norm.forward(compute, hidden, normed)?,
+                // What the previous block's feed-forward computed is added here, in the norm's pass over the rows.
+                _ => block.attention_norm.forward_sum(compute, hidden, projected, normed)?,
+            }
             block.attention.forward(compute, &mut rooms.attention, kv, &step, normed, projected)?;
-            add(compute.isa, hidden, projected)?;
-            block.mlp_norm.forward(compute, hidden, normed)?;
+            block.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
             block.mlp.forward(compute, &mut rooms.mlp, normed, step.tokens, projected)?;
-            add(compute.isa, hidden, projected)?;
         }
         let rows = wanted_rows(batch);
-        let wanted = room(&mut rooms.wanted, rows.len() * self.hidden_size);
-        for (to, row) in wanted.chunks_exact_mut(self.hidden_size).zip(&rows) {
-            to.copy_from_slice(&hidden[row * self.hidden_size..][..self.hidden_size]);
-        }
-        let normed = &mut normed[..wanted.len()];
-        self.final_norm.forward(compute, wanted, normed)?;
+        let length = rows.len() * self.hidden_size;
+        let (wanted, addend) = room(&mut rooms.wanted, 2 * length).split_at_mut(length);
+        self.gather(&rows, hidden, wanted);
+        self.gather(&rows, projected, addend);
+        let normed = &mut normed[..length];
+        self.final_norm.forward_sum(compute, wanted, addend, normed)?;
         self.embedding.logits(compute, normed, rows.len(), logits)
+    }
+
+    fn gather(&self, rows: &[usize], from: &[f32], to: &mut [f32]) {
+        for (to, row) in to.chunks_exact_mut(self.hidden_size).zip(rows) {
+            to.copy_from_slice(&from[row * self.hidden_size..][..self.hidden_size]);
+        }
     }
 
     fn layout(&self, batch: &Batch) -> StepLayout {
@@ -154,7 +161,6 @@ impl Block {
                 )?,
                 head_norms,
                 heads: config.head_count,
-                kv_heads: config.kv_head_count,
                 head_size: config.head_size,
                 window: config.windows.get(layer).copied().flatten(),
                 pairing: match config.rope.pairing {

@@ -1,0 +1,116 @@
+//! How keys and values are read and written, by format.
+//!
+//! Invariant: what is stored is finite: what one sequence leaves in a page must not turn another's masked weights into
+//! NaN.
+
+use super::Kernel;
+use super::simd::Simd;
+
+/// The widest head.
+pub(crate) const MAX_HEAD: usize = 256;
+/// Tokens of a page.
+pub(crate) const PAGE: usize = 16;
+
+/// A format of keys and values.
+pub(crate) trait KvFormat: Copy {
+    type Element: Copy + Default;
+    /// The largest magnitude that can be stored.
+    const LIMIT: f32;
+
+    /// # Safety
+    /// 16 values at `from`; inside a dispatched kernel.
+    unsafe fn load<S: Simd>(from: *const Self::Element) -> S::F;
+
+    /// # Safety
+    /// Room for 16 values at `to`; inside a dispatched kernel.
+    unsafe fn store<S: Simd>(to: *mut Self::Element, values: S::F);
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct KvF32;
+#[derive(Clone, Copy)]
+pub(crate) struct KvF16;
+
+impl KvFormat for KvF32 {
+    type Element = f32;
+    const LIMIT: f32 = f32::MAX;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const f32) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: *mut f32, values: S::F) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store(to, values) }
+    }
+}
+
+impl KvFormat for KvF16 {
+    type Element = u16;
+    const LIMIT: f32 = 65504.0;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u16) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: *mut u16, values: S::F) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_f16(to, values) }
+    }
+}
+
+/// Stores one head's key and value of one position.
+pub(crate) struct StoreHead<'a, Kv: KvFormat> {
+    /// At most `MAX_HEAD` values each.
+    pub key: &'a [f32],
+    pub value: &'a [f32],
+    /// Of the first dimension; dimensions are `PAGE` apart.
+    pub keys: *mut Kv::Element,
+    /// Side by side, up to a multiple of 16.
+    pub values: *mut Kv::Element,
+}
+
+impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: `keys` and `values` have room for the head, by the caller's promise; the arrays have 16 values.
+        unsafe {
+            for at in (0..self.key.len()).step_by(16) {
+                let mut stored = [Kv::Element::default(); 16];
+                Kv::store::<S>(stored.as_mut_ptr(), storable::<S, Kv>(&self.key[at..]));
+                for (d, element) in stored.iter().take(self.key.len() - at).enumerate() {
+                    self.keys.add((at + d) * PAGE).write(*element);
+                }
+                Kv::store::<S>(self.values.add(at), storable::<S, Kv>(&self.value[at..]));
+            }
+        }
+    }
+}
+
+/// The first 16 values, made finite, with zeros after the last.
+///
+/// # Safety
+/// Inside a dispatched kernel.
+#[inline(always)]
+unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32]) -> S::F {
+    // SAFETY: loads are of 16 values.
+    unsafe {
+        let values = if values.len() < 16 {
+            let mut padded = [0f32; 16];
+            padded[..values.len()].copy_from_slice(values);
+            S::load(padded.as_ptr())
+        } else {
+            S::load(values.as_ptr())
+        };
+        // The operand that is not a NaN comes second: every tier takes it.
+        S::max(S::min(values, S::splat(Kv::LIMIT)), S::splat(-Kv::LIMIT))
+    }
+}

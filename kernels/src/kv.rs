@@ -1,0 +1,145 @@
+//! Keys and values of a layer, in pages of 16 tokens.
+//!
+//! Invariant: what is stored is finite. Pages take memory only once they are written. Keys are stored
+//! `[page][kv head][dimension][16 tokens]`, so that a register of scores is 16 tokens; values
+//! `[page][kv head][16 tokens][stride]`.
+
+use crate::buffer::AlignedBytes;
+use crate::cpu::dispatch;
+use crate::cpu::kv::{KvF16, KvF32, MAX_HEAD, StoreHead};
+use crate::error::product;
+use crate::{Isa, KernelError};
+
+/// Tokens of a page.
+pub const PAGE_TOKENS: usize = 16;
+/// The widest head that the kernels take.
+pub const MAX_HEAD_SIZE: usize = MAX_HEAD;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvFormat {
+    F32,
+    F16,
+}
+
+/// The keys and values of one layer.
+pub struct KvLayer {
+    pub(crate) format: KvFormat,
+    page_count: usize,
+    kv_heads: usize,
+    head_size: usize,
+    pub(crate) value_stride: usize,
+    pub(crate) keys: AlignedBytes,
+    pub(crate) values: AlignedBytes,
+}
+
+impl KvFormat {
+    pub fn element_bytes(self) -> usize {
+        match self {
+            KvFormat::F32 => 4,
+            KvFormat::F16 => 2,
+        }
+    }
+}
+
+impl KvLayer {
+    pub fn new(
+        format: KvFormat,
+        page_count: usize,
+        kv_heads: usize,
+        head_size: usize,
+    ) -> Result<Self, KernelError> {
+        const OP: &str = "KV pages";
+        if head_size == 0 || head_size > MAX_HEAD {
+            return Err(KernelError::OutOfRange {
+                op: OP,
+                what: "head size",
+                index: head_size,
+                count: MAX_HEAD,
+            });
+        }
+        let size = format.element_bytes();
+        let value_stride = head_size.next_multiple_of(16);
+        let pages = product(OP, "the pool", &[page_count, kv_heads, PAGE_TOKENS, size])?;
+        let bytes = |width| product(OP, "the pool", &[pages, width]);
+        Ok(KvLayer {
+            format,
+            page_count,
+            kv_heads,
+            head_size,
+            value_stride,
+            keys: AlignedBytes::zeroed(bytes(head_size)?)?,
+            values: AlignedBytes::zeroed(bytes(value_stride)?)?,
+        })
+    }
+
+    /// Bytes that a layer of this shape takes, if they can be counted.
+    pub fn byte_len(format: KvFormat, page_count: usize, kv_heads: usize, head_size: usize) -> Option<usize> {
+        page_count
+            .checked_mul(kv_heads)?
+            .checked_mul(PAGE_TOKENS * format.element_bytes())?
+            .checked_mul(head_size.checked_add(head_size.checked_next_multiple_of(16)?)?)
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    pub fn head_size(&self) -> usize {
+        self.head_size
+    }
+
+    /// Whether there is such a page.
+    pub(crate) fn check_page(&self, op: &'static str, page: u32) -> Result<(), KernelError> {
+        match (page as usize) < self.page_count {
+            true => Ok(()),
+            false => Err(KernelError::OutOfRange {
+                op,
+                what: "page",
+                index: page as usize,
+                count: self.page_count,
+            }),
+        }
+    }
+
+    /// Stores the key and value heads of one position.
+    ///
+    /// # Safety
+    /// The page exists, `slot` is below [`PAGE_TOKENS`], keys and values are `kv_heads` heads, and nobody else reads or
+    /// writes the page.
+    pub(crate) unsafe fn store(&self, isa: Isa, page: u32, slot: usize, keys: &[f32], values: &[f32]) {
+        let heads = keys.chunks_exact(self.head_size).zip(values.chunks_exact(self.head_size));
+        for (head, (key, value)) in heads.enumerate() {
+            let place = page as usize * self.kv_heads + head;
+            let key_at = place * self.head_size * PAGE_TOKENS + slot;
+            let value_at = (place * PAGE_TOKENS + slot) * self.value_stride;
+            macro_rules! store {
+                ($format:ty, $element:ty) => {{
+                    // SAFETY: the place is inside the pool, by the caller's promise.
+                    unsafe {
+                        let keys = self.keys.as_ptr().cast_mut().cast::<$element>().add(key_at);
+                        let values = self.values.as_ptr().cast_mut().cast::<$element>().add(value_at);
+                        dispatch(isa, StoreHead::<$format> { key, value, keys, values })
+                    }
+                }};
+            }
+            match self.format {
+                KvFormat::F32 => store!(KvF32, f32),
+                KvFormat::F16 => store!(KvF16, u16),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_cannot_be_are_errors() {
+        assert!(KvLayer::new(KvFormat::F32, usize::MAX, 8, 64).is_err());
+        assert!(KvLayer::new(KvFormat::F32, 1, 1, MAX_HEAD_SIZE + 1).is_err());
+        assert!(KvLayer::new(KvFormat::F32, 1, 1, 0).is_err());
+        assert_eq!(KvLayer::byte_len(KvFormat::F32, usize::MAX, 8, 64), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! What happens to queries, keys and values between their projection and attention, in one pass over the rows.
+//!
+//! Invariant: a page is written by one task; two sequences of a call that write the same page are an error.
+
+use crate::attention::AttentionSequence;
+use crate::cpu::dispatch;
+use crate::cpu::elementwise::{RmsNorm, Rotate};
+use crate::error::{expect_len, product};
+use crate::kv::{KvLayer, MAX_HEAD_SIZE, PAGE_TOKENS};
+use crate::pool::{SharedSlice, by_rows};
+use crate::residual::Norm;
+use crate::rope::Pairing;
+use crate::{Isa, KernelError, WorkerPool};
+
+const OP: &str = "rotate and store";
+
+/// How heads are treated.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadParams<'a> {
+    /// Query heads of a row; key and value heads are those of the KV layer.
+    pub heads: usize,
+    pub pairing: Pairing,
+    /// Norms of each query head and of each key head.
+    pub norms: Option<(Norm<'a>, Norm<'a>)>,
+}
+
+/// Normalises and rotates the query and key heads of each row in place, then stores keys and values in their pages.
+///
+/// A row of `rows` is the query, key and value heads side by side; `turns` are those of [`crate::rope::turns`].
+pub fn rotate_and_store(
+    pool: &WorkerPool,
+    isa: Isa,
+    params: HeadParams<'_>,
+    rows: &mut [f32],
+    turns: &[f32],
+    sequences: &[AttentionSequence<'_>],
+    kv: &mut KvLayer,
+) -> Result<(), KernelError> {
+    let row = Row::new(&params, kv)?;
+    let count = rows.len() / row.stride;
+    expect_len(OP, "the length", product(OP, "the rows", &[count, row.stride])?, rows.len())?;
+    expect_len(OP, "the length of the turns", product(OP, "the turns", &[count, row.size])?, turns.len())?;
+    let runs = runs(sequences, count, kv)?;
+    let rows = SharedSlice::new(rows);
+    let kv = &*kv;
+    let width = (count * row.stride).div_ceil(runs.len().max(1));
+    by_rows(pool, runs.len(), width, |index| {
+        let run = &runs[index];
+        for token in 0..run.tokens {
+            let at = run.row + token;
+            // SAFETY: `runs` saw that each row and each page is in one run only, and each run is one task's.
+            let values = unsafe { rows.part(at * row.stride, row.stride) };
+            row.turn(isa, &params, values, &turns[at * row.size..][..row.size]);
+            let (keys, values) = values[row.keys..].split_at(row.values - row.keys);
+            // SAFETY: as above; the page exists and the slot is below the size of a page.
+            unsafe { kv.store(isa, run.page, run.slot + token, keys, values) };
+        }
+    });
+    Ok(())
+}
+
+/// Where things are in a row.
+struct Row {
+    size: usize,
+    /// First columns of the keys and of the values.
+    keys: usize,
+    values: usize,
+    stride: usize,
+}
+
+impl Row {
+    fn new(params: &HeadParams<'_>, kv: &KvLayer) -> Result<Self, KernelError> {
+        let size = kv.head_size();
+        let kv_width = product(OP, "the KV heads", &[kv.kv_heads(), size])?;
+        let keys = product(OP, "the query heads", &[params.heads, size])?;
+        let stride = keys.checked_add(kv_width * 2).ok_or(KernelError::TooLarge { op: OP, what: "a row" })?;
+        expect_len(OP, "the rest of the head size after pairs", 0, size % 2)?;
+        for norm in params.norms.iter().flat_map(|(query, key)| [query, key]) {
+            expect_len(OP, "the length of a head norm", size, norm.weight.len())?;
+        }
+        Ok(Row { size, keys, values: keys + kv_width, stride: stride.max(1) })
+    }
+
+    /// Normalises and rotates the query and key heads of one row.
+    fn turn(&self, isa: Isa, params: &HeadParams<'_>, row: &mut [f32], turns: &[f32]) {
+        let interleaved = params.pairing == Pairing::Interleaved;
+        let mut copy = [0f32; MAX_HEAD_SIZE];
+        for (index, head) in row[..self.values].chunks_exact_mut(self.size).enumerate() {
+            if let Some((query, key)) = params.norms {
+                let Norm { weight, epsilon } = if index < params.heads { query } else { key };
+                let input = &mut copy[..self.size];
+                input.copy_from_slice(head);
+                // SAFETY: safe slices of the head's length.
+                unsafe { dispatch(isa, RmsNorm { input, weight, epsilon, out: head }) };
+            }
+            // SAFETY: safe slices of the head's length.
+            unsafe { dispatch(isa, Rotate { head, turns, interleaved }) };
+        }
+    }
+}
+
+/// Consecutive rows that go to consecutive slots of one page.
+#[derive(Debug)]
+struct Run {
+    row: usize,
+    tokens: usize,
+    page: u32,
+    slot: usize,
+}
+
+/// Cuts sequences at the ends of pages; rows and pages are in one run at most.
+fn runs(sequences: &[AttentionSequence<'_>], rows: usize, kv: &KvLayer) -> Result<Vec<Run>, KernelError> {
+    let mut runs = Vec::new();
+    let mut free_row = 0;
+    for sequence in sequences {
+        if sequence.row < free_row {
+            return Err(KernelError::Conflict { op: OP, what: "row", index: sequence.row });
+        }
+        sequence.check(OP, rows, kv)?;
+        free_row = sequence.row + sequence.tokens;
+        let mut done = 0;
+        while done < sequence.tokens {
+            let position = sequence.start + done;
+            let slot = position % PAGE_TOKENS;
+            let tokens = (PAGE_TOKENS - slot).min(sequence.tokens - done);
+            let page = sequence.pages[position / PAGE_TOKENS];
+            runs.push(Run { row: sequence.row + done, tokens, page, slot });
+            done += tokens;
+        }
+    }
+    let mut pages: Vec<u32> = runs.iter().map(|run| run.page).collect();
+    pages.sort_unstable();
+    match pages.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(KernelError::Conflict { op: OP, what: "page", index: pair[0] as usize }),
+        None => Ok(runs),
+    }
+}
+
+#[cfg(test)]
+#[path = "qkv_tests.rs"]
+mod tests;
