@@ -4,11 +4,13 @@
 //! names the nearest one, so that a misspelt limit is never silently none.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use skep_engine::Routing;
 use skep_model::KvDtype;
 use skep_runtime::{Limits, LimitsToml};
 use skep_store::Durability;
@@ -46,18 +48,29 @@ pub enum DurabilityConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineConfig {
-    /// Requests that may wait.
+    /// Engines of the same model in this process; the threads are shared out among them.
+    pub replicas: Option<NonZeroUsize>,
+    pub routing: Option<RoutingConfig>,
+    /// Requests that may wait at each replica.
     pub max_queue: Option<usize>,
-    /// Sequences that run at the same time.
+    /// Sequences that run at the same time on each replica.
     pub max_sequences: Option<usize>,
     /// Token budget of one step.
     pub step_tokens: Option<usize>,
-    /// Tokens that the KV cache holds, over all sequences.
+    /// Tokens that the KV cache of each replica holds, over all sequences.
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
     pub default_deadline_s: Option<u64>,
     pub tensor_parallel: Option<usize>,
     pub pipeline_parallel: Option<usize>,
+}
+
+/// How requests are spread over replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RoutingConfig {
+    Affinity,
+    RoundRobin,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -130,6 +143,8 @@ impl Config {
         }
         options.threads = self.threads.or(options.threads);
         let engine = &self.engine;
+        set(&mut options.replicas, &engine.replicas);
+        set(&mut options.engine.routing, &engine.routing.map(Routing::from));
         set(&mut options.engine.max_queue, &engine.max_queue);
         set(&mut options.engine.max_sequences, &engine.max_sequences);
         set(&mut options.engine.step_tokens, &engine.step_tokens);
@@ -153,6 +168,15 @@ impl Config {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
         }
         Ok(())
+    }
+}
+
+impl From<RoutingConfig> for Routing {
+    fn from(routing: RoutingConfig) -> Self {
+        match routing {
+            RoutingConfig::Affinity => Routing::Affinity,
+            RoutingConfig::RoundRobin => Routing::RoundRobin,
+        }
     }
 }
 
@@ -190,7 +214,7 @@ mod tests {
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
         let config = Config::parse(
-            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nkv = \"f32\"\nmax_queue = 7\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
+            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
         )
         .expect("valid");
         let mut options = ServerOptions::default();
@@ -199,6 +223,7 @@ mod tests {
         assert_eq!(options.listen.port(), 9000);
         assert_eq!(options.threads, Some(3));
         assert_eq!(options.executor.kv, KvDtype::F32);
+        assert_eq!((options.replicas.get(), options.engine.routing), (2, Routing::RoundRobin));
         assert_eq!(options.engine.max_queue, 7);
         assert_eq!(options.runtime.ceilings.memory_mb, 16);
         assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);

@@ -4,6 +4,7 @@
 //! ones to their end, the agents' turns, the database.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,8 +31,10 @@ pub struct ServerOptions {
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: String,
-    /// Of the model's computation; `None` is one a physical core.
+    /// Of the model's computation, over all replicas; `None` is one a physical core.
     pub threads: Option<usize>,
+    /// Engines of the same model, each with its own KV cache of `executor.kv_tokens` and its share of the threads.
+    pub replicas: NonZeroUsize,
     pub executor: ExecutorOptions,
     pub engine: EngineOptions,
     pub runtime: RuntimeOptions,
@@ -67,6 +70,7 @@ impl Default for ServerOptions {
             durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
             threads: None,
+            replicas: NonZeroUsize::MIN,
             executor: ExecutorOptions::default(),
             engine: EngineOptions::default(),
             runtime: RuntimeOptions::default(),
@@ -95,11 +99,11 @@ pub async fn start_with(
     })?;
     let address = listener.local_addr()?;
     let executor = ExecutorOptions { threads: options.threads, ..options.executor };
-    let (name, engine_options) = (options.model.clone(), options.engine.clone());
-    let engine =
-        tokio::task::spawn_blocking(move || open_engine(&name, executor, engine_options, progress.as_ref()))
-            .await
-            .context("loading the model panicked")??;
+    let (name, replicas, engine_options) = (options.model.clone(), options.replicas, options.engine.clone());
+    let engine = tokio::task::spawn_blocking(move || {
+        open_engine(&name, replicas, executor, engine_options, progress.as_ref())
+    });
+    let engine = engine.await.context("loading the model panicked")??;
     let store = open_store(&options.data, options.durability).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
@@ -125,18 +129,21 @@ pub async fn start_with(
     Ok(RunningServer { address, host, store, drain, stop, serving })
 }
 
-/// The engine of a model by name or path.
+/// The engine of a model by name or path. The executor's options are those of each replica, but for the threads, which
+/// are shared out.
 pub fn open_engine(
     name_or_path: &str,
+    replicas: NonZeroUsize,
     executor: ExecutorOptions,
     engine: EngineOptions,
     progress: &dyn Progress,
 ) -> Result<Engine> {
     let model = catalog::resolve(name_or_path, progress)?;
     let step = progress.begin(&format!("loading {}", model.name), None);
-    let loaded = LoadedModel::open(&model.name, &model.path, executor)
+    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
-    let engine = Engine::start(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
+    let engine =
+        Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
     step.finish("");
     Ok(engine)
 }

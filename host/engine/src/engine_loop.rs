@@ -16,10 +16,11 @@ use skep_model::{
 use tokio::sync::oneshot;
 
 use crate::constraint::{OutputConstraint, TokenMask};
+use crate::router::{LoadShare, ReplicaView};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler, StepLimits};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
 use crate::stream::EventSender;
-use crate::telemetry::{QueuePlace, Telemetry};
+use crate::telemetry::QueuePlace;
 use crate::{EngineError, FinishReason, GenerateRequest, ModelInfo};
 
 /// All that can be said to a running loop.
@@ -44,6 +45,7 @@ pub(crate) struct Submission {
     pub submitted: Instant,
     pub deadline: Instant,
     pub place: QueuePlace,
+    pub load: LoadShare,
 }
 
 pub(crate) struct EngineLoop {
@@ -80,14 +82,14 @@ impl EngineLoop {
         limits: StepLimits,
         info: &ModelInfo,
         tokenizer: &Arc<Tokenizer>,
-        telemetry: Arc<Telemetry>,
+        view: &ReplicaView,
     ) -> Self {
         let context = SequenceContext {
             tokenizer: tokenizer.clone(),
             eos: info.eos.clone(),
-            telemetry: telemetry.clone(),
+            telemetry: view.telemetry.clone(),
         };
-        let scheduler = Scheduler::new(limits, telemetry);
+        let scheduler = Scheduler::new(limits, view);
         EngineLoop { executor, scheduler, context: Arc::new(context), next_id: 0, drains: Vec::new() }
     }
 

@@ -1,36 +1,40 @@
-//! The cheap handle through which everyone else uses an engine. It checks and compiles what a caller sends on the
-//! caller's own thread, and puts it into the loop's bounded queue; it never touches the scheduler. Dropping the last
-//! handle stops the loop: what still runs ends with `ShuttingDown`.
+//! The cheap handle through which everyone else uses a model. It checks and compiles what a caller sends on the
+//! caller's own thread, and puts it into the bounded queue of the replica that the router chooses; it never touches a
+//! scheduler. Dropping the last handle stops the replicas: what still runs ends with `ShuttingDown`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures::future::join_all;
 use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
-use tokio::sync::oneshot;
 
 use crate::constraint::ConstraintCompiler;
-use crate::engine_loop::{Command, EngineLoop, Submission};
-use crate::scheduler::StepLimits;
+use crate::engine_loop::Submission;
+use crate::keyed_hash::KeyedHash;
+use crate::replica::{Replica, Unsent};
+use crate::router::{Placement, Router};
 use crate::stream::TokenStream;
-use crate::telemetry::Telemetry;
-use crate::{Constraint, EngineError, GenerateRequest};
+use crate::{Constraint, EngineError, GenerateRequest, Routing};
 
 /// Stands for defaults too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// A loop takes what is in its channel before each step.
+const FULL_CHANNEL_MS: u32 = 50;
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Requests that may wait; more get `Busy`.
+    /// Requests that may wait at each replica; more get `Busy`.
     pub max_queue: usize,
-    /// Sequences that run at the same time.
+    /// Sequences that run at the same time on each replica.
     pub max_sequences: usize,
     /// Token budget of one step: decodes first, prefill chunks in what is left. A smaller budget keeps the time
     /// between tokens short while long prompts arrive.
     pub step_tokens: usize,
     /// For requests that set none.
     pub default_deadline: Duration,
+    /// How requests are spread over replicas.
+    pub routing: Routing,
 }
 
 impl Default for EngineOptions {
@@ -40,6 +44,7 @@ impl Default for EngineOptions {
             max_sequences: 32,
             step_tokens: 256,
             default_deadline: Duration::from_secs(600),
+            routing: Routing::default(),
         }
     }
 }
@@ -53,6 +58,8 @@ pub struct ModelInfo {
     pub eos: Vec<u32>,
     pub bos: Option<u32>,
     pub add_bos: bool,
+    pub replicas: usize,
+    /// Of all replicas.
     pub memory: MemoryPlan,
     pub created_unix_s: u64,
 }
@@ -77,7 +84,7 @@ pub struct EngineStats {
     pub preemptions: u64,
 }
 
-/// A running engine. Clones share it.
+/// A model that runs: its replicas and the router before them. Clones share it.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -91,48 +98,61 @@ struct Shared {
     /// The longest sequence that can ever run.
     sequence_limit: usize,
     constraints: ConstraintCompiler,
-    telemetry: Arc<Telemetry>,
+    router: Router,
+    replicas: Vec<Replica>,
     draining: AtomicBool,
-    /// `None` only while dropping: closing the channel is what stops the thread.
-    commands: Option<mpsc::SyncSender<Command>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
+    /// Starts a model with one replica.
     pub fn start(model: LoadedModel, options: EngineOptions) -> Result<Engine, EngineError> {
-        let limits = *model.executor.limits();
-        let step = StepLimits::new(&options, &limits)?;
+        Engine::start_replicas(vec![model], options)
+    }
+
+    /// Starts the replicas of one model, as `LoadedModel::open_replicas` gives them.
+    pub fn start_replicas(models: Vec<LoadedModel>, options: EngineOptions) -> Result<Engine, EngineError> {
+        let Some(first) = models.first() else {
+            return Err(EngineError::invalid("replicas", "there is none; a model needs at least one"));
+        };
+        let limits = *first.executor.limits();
+        if let Some(other) = models.iter().find(|other| !is_same_model(first, other)) {
+            let message = format!(
+                "{} with {:?} is not a replica of {} with {limits:?}",
+                other.name,
+                other.executor.limits(),
+                first.name
+            );
+            return Err(EngineError::invalid("replicas", message));
+        }
         let info = ModelInfo {
-            name: model.name.clone(),
+            name: first.name.clone(),
             context_length: limits.context_length,
             vocabulary_size: limits.vocabulary_size,
-            eos: model.config.eos.clone(),
-            bos: model.config.bos,
-            add_bos: model.config.add_bos,
-            memory: *model.executor.plan(),
+            eos: first.config.eos.clone(),
+            bos: first.config.bos,
+            add_bos: first.config.add_bos,
+            replicas: models.len(),
+            memory: MemoryPlan::of_replicas(models.iter().map(|model| model.executor.plan())),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        let constraints = ConstraintCompiler::new(&model.tokenizer, info.vocabulary_size, &info.eos)?;
-        let telemetry = Telemetry::new(&info.name, limits.page_count);
-        let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
-        let engine_loop = EngineLoop::new(model.executor, step, &info, &model.tokenizer, telemetry.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("engine-{}", info.name))
-            .spawn(move || engine_loop.run(queue))
-            .map_err(|error| {
-                EngineError::Failed(format!("the engine's thread cannot be started: {error}"))
-            })?;
+        let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());
+        let constraints = ConstraintCompiler::new(&tokenizer, info.vocabulary_size, &info.eos)?;
+        let hash = KeyedHash::default();
+        let replicas = models.into_iter().enumerate().map(|(index, model)| {
+            Replica::start(index, model.executor, (&info, &tokenizer), &hash, &options)
+        });
+        let replicas: Vec<Replica> = replicas.collect::<Result<_, _>>()?;
+        let views = replicas.iter().map(|replica| replica.view().clone()).collect();
         let shared = Shared {
             sequence_limit: limits.context_length.min(limits.page_count.saturating_mul(PAGE_TOKENS)),
             info,
-            tokenizer: model.tokenizer,
-            template: model.template,
-            options,
+            tokenizer,
+            template,
             constraints,
-            telemetry,
+            router: Router::new(options.routing, hash, options.max_queue, views),
+            replicas,
+            options,
             draining: AtomicBool::new(false),
-            commands: Some(commands),
-            thread: Some(thread),
         };
         Ok(Engine { shared: Arc::new(shared) })
     }
@@ -145,7 +165,7 @@ impl Engine {
             return Err(EngineError::ShuttingDown);
         }
         let max_tokens = request.validate(&shared.info, shared.sequence_limit)?;
-        let place = shared.telemetry.enter_queue(shared.options.max_queue).map_err(busy)?;
+        let placement = shared.router.place(&request)?;
         let matcher = match &request.constraint {
             Some(constraint) => Some(shared.constraints.compile(constraint)?),
             None => None,
@@ -155,9 +175,21 @@ impl Engine {
             submitted.checked_add(shared.options.default_deadline).unwrap_or(submitted + LONGEST_DEADLINE)
         });
         let (events, stream) = TokenStream::channel(max_tokens);
-        let submission = Submission { request, max_tokens, matcher, events, submitted, deadline, place };
-        self.send(Command::Submit(Box::new(submission)))?;
-        Ok(stream)
+        let Placement { mut replica, queue, load } = placement;
+        let submission =
+            Submission { request, max_tokens, matcher, events, submitted, deadline, place: queue, load };
+        let mut submission = Box::new(submission);
+        loop {
+            submission = match shared.replicas[replica].submit(submission) {
+                Ok(()) => return Ok(stream),
+                Err(Unsent::Full) => return Err(EngineError::Busy { retry_after_ms: FULL_CHANNEL_MS }),
+                Err(Unsent::Gone(returned)) => returned,
+            };
+            shared.router.forget(replica);
+            let placement = shared.router.place(&submission.request)?;
+            replica = placement.replica;
+            (submission.place, submission.load) = (placement.queue, placement.load);
+        }
     }
 
     pub fn info(&self) -> &ModelInfo {
@@ -172,8 +204,13 @@ impl Engine {
         &self.shared.template
     }
 
+    /// Of all replicas together.
     pub fn stats(&self) -> EngineStats {
-        self.shared.telemetry.stats()
+        self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)
+    }
+
+    pub fn replica_stats(&self) -> Vec<EngineStats> {
+        self.shared.replicas.iter().map(Replica::stats).collect()
     }
 
     /// Compiles a constraint without generating, so that a bad one is found before it is needed.
@@ -185,25 +222,25 @@ impl Engine {
     /// `ShuttingDown`.
     pub async fn drain(&self, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Release);
-        let (done, drained) = oneshot::channel();
-        // A closed channel means that the loop is gone, and with it everything that ran.
-        if self.send(Command::Drain { done }).is_err()
-            || tokio::time::timeout(deadline, drained).await.is_ok()
-        {
-            return;
-        }
-        let (done, aborted) = oneshot::channel();
-        if self.send(Command::Abort { done }).is_ok() {
-            let _ = aborted.await;
-        }
+        join_all(self.shared.replicas.iter().map(|replica| replica.drain(deadline))).await;
     }
+}
 
-    fn send(&self, command: Command) -> Result<(), EngineError> {
-        let commands = self.shared.commands.as_ref().expect("the channel is closed only while dropping");
-        commands.try_send(command).map_err(|error| match error {
-            mpsc::TrySendError::Full(_) => busy(Duration::from_millis(50)),
-            mpsc::TrySendError::Disconnected(_) => EngineError::ShuttingDown,
-        })
+impl EngineStats {
+    fn plus(self, other: EngineStats) -> EngineStats {
+        EngineStats {
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            pages_total: self.pages_total + other.pages_total,
+            pages_free: self.pages_free + other.pages_free,
+            pages_cached: self.pages_cached + other.pages_cached,
+            steps: self.steps + other.steps,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            generated_tokens: self.generated_tokens + other.generated_tokens,
+            forced_tokens: self.forced_tokens + other.forced_tokens,
+            preemptions: self.preemptions + other.preemptions,
+        }
     }
 }
 
@@ -213,16 +250,6 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            // The loop catches panics of a step itself; one outside a step has ended all streams already.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn busy(wait: Duration) -> EngineError {
-    EngineError::Busy { retry_after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX) }
+fn is_same_model(one: &LoadedModel, other: &LoadedModel) -> bool {
+    one.name == other.name && one.executor.limits() == other.executor.limits()
 }

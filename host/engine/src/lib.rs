@@ -1,10 +1,11 @@
 //! What runs next: sequences, the scheduler, KV pages, the prefix tree, output constraints and conversations.
 //!
-//! One loop thread per engine owns all of that; callers hold a cheap [`Engine`] handle and read a [`TokenStream`].
+//! An engine is one model with one or more replicas. One loop thread per replica owns all of that; callers hold a cheap
+//! [`Engine`] handle, whose router chooses the replica, and read a [`TokenStream`].
 //! The crate holds no tensors: it hands a `Batch` of token ids and page numbers to an `Executor` and gets token ids
 //! back. It knows nothing of HTTP, agents or storage.
 //!
-//! Read in the order of a request: `handle` → `engine_loop` → `scheduler` → `kv` → `sequence` → `stream`.
+//! Read in the order of a request: `handle` → `router` → `replica` → `engine_loop` → `scheduler` → `kv` → `sequence` → `stream`.
 
 #![forbid(unsafe_code)]
 
@@ -15,9 +16,12 @@ mod engine_loop;
 mod error;
 mod event;
 mod handle;
+mod keyed_hash;
 mod kv;
 mod model_set;
+mod replica;
 mod request;
+mod router;
 mod scheduler;
 mod sequence;
 mod stream;
@@ -30,5 +34,6 @@ pub use event::{FinishReason, Finished, Timing, Token, TokenEvent, TokenLogprob,
 pub use handle::{Engine, EngineOptions, EngineStats, ModelInfo};
 pub use model_set::ModelSet;
 pub use request::{Affinity, Constraint, GenerateRequest, Priority};
+pub use router::Routing;
 pub use skep_model::{Sampling, SpecialTokens};
 pub use stream::TokenStream;

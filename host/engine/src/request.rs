@@ -13,12 +13,15 @@ const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: u32 = 32;
 
-/// Who asks. The tenant separates prefix caches: pages are never shared between tenants.
+/// Who asks. The tenant separates prefix caches: pages are never shared between tenants. The session decides which
+/// replica serves the request; one that is not known yet begins where its parent is at home.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Affinity {
     pub tenant: String,
     pub agent: Option<String>,
     pub session: Option<String>,
+    /// The session of the same agent from which this one was opened.
+    pub parent: Option<String>,
 }
 
 /// Interactive work is admitted and prefilled before background work.

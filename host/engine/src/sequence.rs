@@ -12,6 +12,7 @@ use crate::constraint::{OutputConstraint, TokenMask};
 use crate::detokenise::Detokeniser;
 use crate::engine_loop::Submission;
 use crate::kv::SequencePages;
+use crate::router::LoadShare;
 use crate::stream::EventSender;
 use crate::telemetry::{QueuePlace, Telemetry, TokenKind};
 use crate::{
@@ -55,11 +56,14 @@ pub(crate) struct Sequence {
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     place: Option<QueuePlace>,
+    /// `None` once it has ended.
+    load: Option<LoadShare>,
 }
 
 impl Sequence {
     pub fn new(id: SequenceId, submission: Submission, context: &Arc<SequenceContext>) -> Self {
-        let Submission { mut request, max_tokens, matcher, events, submitted, deadline, place } = submission;
+        let Submission { mut request, max_tokens, matcher, events, submitted, deadline, place, load } =
+            submission;
         let tokens = std::mem::take(&mut request.prompt);
         let stop = std::mem::take(&mut request.stop);
         Sequence {
@@ -83,6 +87,7 @@ impl Sequence {
             first_token: None,
             last_token: None,
             place: Some(place),
+            load: Some(load),
             request,
         }
     }
@@ -134,6 +139,7 @@ impl Sequence {
     pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
         self.computed = pages.capacity_tokens();
         self.pages = pages;
+        self.record_load();
         if self.admitted.is_some() {
             return Ok(None);
         }
@@ -155,6 +161,12 @@ impl Sequence {
         } else {
             self.append_forced()
         }
+    }
+
+    /// The next `tokens` pending tokens are in the pages.
+    pub fn mark_computed(&mut self, tokens: usize) {
+        self.computed += tokens;
+        self.record_load();
     }
 
     /// The pages are taken away; the sequence will compute again what is not cached then.
@@ -229,7 +241,7 @@ impl Sequence {
         self.emit(Ok(TokenEvent::Finished(finished)));
     }
 
-    pub fn fail(self, error: EngineError) {
+    pub fn fail(mut self, error: EngineError) {
         let outcome = match error {
             EngineError::Cancelled => "cancelled",
             EngineError::DeadlineExceeded => "deadline",
@@ -284,7 +296,16 @@ impl Sequence {
         Ok((self.tokens_left() == 0).then_some(FinishReason::Length))
     }
 
-    fn record_end(&self, outcome: &'static str) {
+    fn record_load(&mut self) {
+        let pending = self.pending();
+        if let Some(load) = &mut self.load {
+            load.set(pending);
+        }
+    }
+
+    fn record_end(&mut self, outcome: &'static str) {
+        // Before the caller is told, so that its next request does not meet the load of this one.
+        self.load = None;
         let service = self.admitted.map_or(Duration::ZERO, |at| at.elapsed());
         self.context.telemetry.record_end(outcome, service);
     }

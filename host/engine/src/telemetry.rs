@@ -14,6 +14,7 @@ use crate::EngineStats;
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     model: String,
+    replica: String,
     queued: AtomicUsize,
     running: AtomicUsize,
     waiting: AtomicUsize,
@@ -50,9 +51,10 @@ impl Drop for QueuePlace {
 }
 
 impl Telemetry {
-    pub fn new(model: &str, pages_total: usize) -> Arc<Self> {
+    pub fn new(model: &str, replica: usize, pages_total: usize) -> Arc<Self> {
         Arc::new(Telemetry {
             model: model.to_string(),
+            replica: replica.to_string(),
             pages_total: AtomicUsize::new(pages_total),
             pages_free: AtomicUsize::new(pages_total),
             ..Telemetry::default()
@@ -95,11 +97,16 @@ impl Telemetry {
         self.waiting.store(waiting, Relaxed);
         self.pages_free.store(pages_free, Relaxed);
         self.pages_cached.store(pages_cached, Relaxed);
-        gauge!("skep_engine_running", "model" => self.label()).set(running as f64);
-        gauge!("skep_engine_waiting", "model" => self.label()).set(waiting as f64);
         let used = self.pages_total.load(Relaxed) - pages_free;
-        gauge!("skep_engine_kv_pages_used", "model" => self.label()).set(used as f64);
-        gauge!("skep_engine_kv_pages_cached", "model" => self.label()).set(pages_cached as f64);
+        let gauges = [
+            ("skep_engine_running", running),
+            ("skep_engine_waiting", waiting),
+            ("skep_engine_kv_pages_used", used),
+            ("skep_engine_kv_pages_cached", pages_cached),
+        ];
+        for (name, value) in gauges {
+            gauge!(name, "model" => self.label(), "replica" => self.replica.clone()).set(value as f64);
+        }
     }
 
     pub fn record_step(&self, batch_tokens: usize) {
@@ -143,6 +150,13 @@ impl Telemetry {
     pub fn record_preemption(&self) {
         self.preemptions.fetch_add(1, Relaxed);
         counter!("skep_engine_preemptions_total", "model" => self.label()).increment(1);
+    }
+
+    /// The router chose this replica for a request.
+    pub fn record_routed(&self, reason: &'static str) {
+        let (model, replica) = (self.label(), self.replica.clone());
+        counter!("skep_engine_routed_total", "model" => model, "replica" => replica, "reason" => reason)
+            .increment(1);
     }
 
     fn label(&self) -> SharedString {

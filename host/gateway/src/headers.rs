@@ -19,14 +19,10 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     Ok(None)
 }
 
-/// Where the request's prefix is likely to be warm. A parent's prefix needs no name of its own: all of a principal's
-/// requests share one prefix tree.
+/// Where the request's prefix is likely to be warm: with its session, or with the session from which that was opened.
 pub(crate) fn affinity(headers: &HeaderMap) -> Result<Affinity, ApiError> {
-    let session = match session(headers)? {
-        Some(session) => Some(session),
-        None => text(headers, "x-parent-session-id")?,
-    };
-    Ok(Affinity { tenant: PRINCIPAL.to_owned(), agent: None, session })
+    let (session, parent) = (session(headers)?, text(headers, "x-parent-session-id")?);
+    Ok(Affinity { tenant: PRINCIPAL.to_owned(), agent: None, session, parent })
 }
 
 pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

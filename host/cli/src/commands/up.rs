@@ -1,10 +1,12 @@
 //! `skep up`.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use skep_model::physical_cores;
 
 use super::out;
 use crate::agent_source::AgentSource;
@@ -32,8 +34,9 @@ skep.toml, every line optional:
   durability = \"process\"       # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
   threads = 4
-  [engine]                      # max_queue, max_sequences, step_tokens, kv_tokens, kv = \"f16\" | \"f32\",
-  kv_tokens = 65536             # default_deadline_s, tensor_parallel, pipeline_parallel
+  [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
+  kv_tokens = 65536             # step_tokens, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
+                                # default_deadline_s, tensor_parallel, pipeline_parallel
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb
   memory_mb = 64
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
@@ -56,9 +59,12 @@ pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
     #[arg(long, value_name = "NAME|PATH")]
     model: Option<String>,
-    /// Threads of the model's computation [default: physical cores]
+    /// Threads of the model's computation, shared out among the replicas [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Engines of the model, each with its own KV cache; a session stays on its own [default: 1]
+    #[arg(long, value_name = "N")]
+    replicas: Option<NonZeroUsize>,
     /// Settings of the operator; flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -67,6 +73,7 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let options = options(&args)?;
     let data = options.data.clone();
+    let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals count from here on, so that one during a long build is not lost.
     let mut signals = Signals::new()?;
     let serving = async {
@@ -80,7 +87,7 @@ pub async fn run(args: Args) -> Result<()> {
         server = serving => server?,
         () = signals.next() => return Ok(()),
     };
-    announce(&server, &data)?;
+    announce(&server, &data, threads)?;
     signals.next().await;
     eprintln!("  stopping: running requests may finish; once more ends at once");
     tokio::select! {
@@ -105,19 +112,25 @@ fn options(args: &Args) -> Result<ServerOptions> {
     }
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
+    options.replicas = args.replicas.unwrap_or(options.replicas);
     if let Some(model) = &args.model {
         options.model = model.clone();
     }
     Ok(options)
 }
 
-fn announce(server: &RunningServer, data: &DataDir) -> Result<()> {
+fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()> {
     let paint = style::stdout();
     let url = server.url();
     out::line(&format!("{} {}", paint.bold("skep is up at"), paint.bold(&paint.cyan(&url))))?;
     for engine in server.host.models().iter() {
         let info = engine.info();
         out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
+        let replicas = match info.replicas {
+            1 => String::new(),
+            replicas => format!(", shared out among {replicas} replicas (at least one each)"),
+        };
+        out::line(&format!("  threads {threads}{replicas}"))?;
         out::line(&format!("  memory  {}", info.memory))?;
     }
     match data {
@@ -204,8 +217,9 @@ mod tests {
             let arguments = ["up", "--config", path].into_iter().chain(extra.iter().copied());
             options(&Wrapper::try_parse_from(arguments).expect("valid flags").args).expect("valid settings")
         };
-        let options = parse(&["--threads", "5", "--model", "x.gguf"]);
+        let options = parse(&["--threads", "5", "--model", "x.gguf", "--replicas", "3"]);
         assert_eq!((options.listen.port(), options.threads, options.model.as_str()), (1, Some(5), "x.gguf"));
+        assert_eq!(options.replicas.get(), 3);
         assert_eq!(options.data, DataDir::Path(dir.path().join("d")));
         assert_eq!(parse(&["--ephemeral"]).data, DataDir::InMemory);
     }

@@ -13,13 +13,17 @@
 
 mod page_allocator;
 mod prefix_tree;
+mod published_prefixes;
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use skep_model::{PAGE_TOKENS, PageId};
 
 use page_allocator::PageAllocator;
 use prefix_tree::{NodeId, PrefixTree};
+pub(crate) use published_prefixes::{PublishedPrefixes, prompt_digests};
 
 /// The pages of one sequence: the first `shared` belong to the prefix tree, the rest to the sequence.
 #[derive(Debug, Default)]
@@ -48,8 +52,8 @@ pub(crate) struct KvCache {
 }
 
 impl KvCache {
-    pub fn new(page_count: usize) -> Self {
-        KvCache { allocator: PageAllocator::new(page_count), tree: PrefixTree::default() }
+    pub fn new(page_count: usize, published: Arc<PublishedPrefixes>) -> Self {
+        KvCache { allocator: PageAllocator::new(page_count), tree: PrefixTree::new(published) }
     }
 
     pub fn page_count(&self) -> usize {

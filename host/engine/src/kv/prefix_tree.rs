@@ -6,10 +6,16 @@
 //! all unlocked pages can be reached by evicting leaves.
 //!
 //! When a node is split, the lower part keeps the node's id, so locks that others hold on it stay true.
+//!
+//! Each page has a digest, which is published while the page is in the tree.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use skep_model::{PAGE_TOKENS, PageId};
+
+use super::published_prefixes::{PublishedPrefixes, digests_after, tenant_digest};
+use crate::keyed_hash::Digest;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NodeId(usize);
@@ -22,6 +28,8 @@ struct Node {
     parent: Parent,
     tokens: Vec<u32>,
     pages: Vec<PageId>,
+    /// Of each page.
+    digests: Vec<Digest>,
     children: HashMap<PageKey, NodeId>,
     locks: usize,
     used: u64,
@@ -51,9 +59,14 @@ pub(super) struct PrefixTree {
     clock: u64,
     page_count: usize,
     evictable_pages: usize,
+    published: Arc<PublishedPrefixes>,
 }
 
 impl PrefixTree {
+    pub fn new(published: Arc<PublishedPrefixes>) -> Self {
+        PrefixTree { published, ..PrefixTree::default() }
+    }
+
     pub fn page_count(&self) -> usize {
         self.page_count
     }
@@ -75,7 +88,7 @@ impl PrefixTree {
         let root = match self.roots.get(tenant) {
             Some(root) => *root,
             None => {
-                let root = self.add(Parent::Tenant(tenant.to_string()), Vec::new(), Vec::new());
+                let root = self.add(Parent::Tenant(tenant.to_string()), Vec::new(), Vec::new(), Vec::new());
                 self.roots.insert(tenant.to_string(), root);
                 root
             }
@@ -86,8 +99,10 @@ impl PrefixTree {
         }
         let rest = &tokens[found.len() * PAGE_TOKENS..];
         let new = &pages[found.len()..];
+        let digests = digests_after(self.published.hash(), self.digest_at(node), rest);
+        self.published.publish(&digests);
         self.unlist(node);
-        let leaf = self.add(Parent::Node(node), rest.to_vec(), new.to_vec());
+        let leaf = self.add(Parent::Node(node), rest.to_vec(), new.to_vec(), digests);
         self.node_mut(node).children.insert(first_page(rest), leaf);
         self.page_count += new.len();
         self.evictable_pages += new.len();
@@ -128,7 +143,9 @@ impl PrefixTree {
             let node = self.node_mut(id);
             let keep = node.pages.len().saturating_sub(wanted);
             let gone = node.pages.split_off(keep);
+            let withdrawn = node.digests.split_off(keep);
             node.tokens.truncate(keep * PAGE_TOKENS);
+            self.published.withdraw(&withdrawn);
             self.page_count -= gone.len();
             self.evictable_pages -= gone.len();
             // Pages come from the end of the leaf, so that the rest is still a prefix.
@@ -156,6 +173,8 @@ impl PrefixTree {
             let id = NodeId(index);
             assert_eq!(node.locks, expected_locks[index], "locks of {id:?}");
             assert_eq!(node.tokens.len(), node.pages.len() * PAGE_TOKENS, "tokens of {id:?}");
+            assert_eq!(node.digests.len(), node.pages.len(), "digests of {id:?}");
+            assert!(node.digests.iter().all(|digest| self.published.holds(digest)), "published of {id:?}");
             match &node.parent {
                 Parent::Tenant(tenant) => assert_eq!(self.roots.get(tenant), Some(&id)),
                 Parent::Node(parent) => {
@@ -172,6 +191,7 @@ impl PrefixTree {
         }
         assert_eq!(pages.len(), self.page_count, "pages in the tree");
         assert_eq!(evictable, self.evictable_pages, "evictable pages");
+        assert_eq!(pages.len(), self.published.page_count(), "published pages");
         pages
     }
 
@@ -199,10 +219,12 @@ impl PrefixTree {
         let upper_tokens = std::mem::replace(&mut node.tokens, lower_tokens);
         let lower_pages = node.pages.split_off(keep);
         let upper_pages = std::mem::replace(&mut node.pages, lower_pages);
+        let lower_digests = node.digests.split_off(keep);
+        let upper_digests = std::mem::replace(&mut node.digests, lower_digests);
         let (locks, used, parent) = (node.locks, node.used, node.parent.clone());
         let (upper_key, lower_key) = (first_page(&upper_tokens), first_page(&node.tokens));
         let Parent::Node(above) = parent else { unreachable!("a tenant's root holds no pages to split") };
-        let upper = self.add(Parent::Node(above), upper_tokens, upper_pages);
+        let upper = self.add(Parent::Node(above), upper_tokens, upper_pages, upper_digests);
         self.node_mut(above).children.insert(upper_key, upper);
         self.node_mut(id).parent = Parent::Node(upper);
         let node = self.node_mut(upper);
@@ -268,8 +290,19 @@ impl PrefixTree {
         }
     }
 
-    fn add(&mut self, parent: Parent, tokens: Vec<u32>, pages: Vec<PageId>) -> NodeId {
-        let node = Node { parent, tokens, pages, children: HashMap::new(), locks: 0, used: self.clock };
+    /// The digest of the prefix that ends with this node.
+    fn digest_at(&self, id: NodeId) -> Digest {
+        let node = self.node(id);
+        match (node.digests.last(), &node.parent) {
+            (Some(digest), _) => *digest,
+            (None, Parent::Tenant(tenant)) => tenant_digest(self.published.hash(), tenant),
+            (None, Parent::Node(_)) => unreachable!("only a tenant's root holds no pages"),
+        }
+    }
+
+    fn add(&mut self, parent: Parent, tokens: Vec<u32>, pages: Vec<PageId>, digests: Vec<Digest>) -> NodeId {
+        let node =
+            Node { parent, tokens, pages, digests, children: HashMap::new(), locks: 0, used: self.clock };
         match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.0] = Some(node);

@@ -19,6 +19,10 @@ fn pages_of_tokens(pages: &[u32]) -> Vec<u32> {
     pages.iter().flat_map(|page| (0..PAGE_TOKENS as u32).map(move |i| page * 100 + i)).collect()
 }
 
+fn cache(page_count: usize) -> KvCache {
+    KvCache::new(page_count, Arc::default())
+}
+
 /// Runs a sequence over all tokens and leaves its pages in the tree.
 fn warm(kv: &mut KvCache, tenant: &str, tokens: &[u32]) {
     let mut sequence = kv.borrow_prefix(tenant, tokens);
@@ -35,7 +39,7 @@ fn borrowed_pages(kv: &mut KvCache, tenant: &str, tokens: &[u32]) -> usize {
 
 #[test]
 fn the_next_turn_finds_the_pages_of_the_last() {
-    let mut kv = KvCache::new(16);
+    let mut kv = cache(16);
     let mut tokens = pages_of_tokens(&[1, 2, 3]);
     warm(&mut kv, "t", &tokens);
     tokens.push(7);
@@ -44,7 +48,7 @@ fn the_next_turn_finds_the_pages_of_the_last() {
 
 #[test]
 fn the_last_token_is_never_borrowed() {
-    let mut kv = KvCache::new(16);
+    let mut kv = cache(16);
     let tokens = pages_of_tokens(&[1, 2]);
     warm(&mut kv, "t", &tokens);
     assert_eq!(borrowed_pages(&mut kv, "t", &tokens), 1);
@@ -53,7 +57,7 @@ fn the_last_token_is_never_borrowed() {
 
 #[test]
 fn tenants_do_not_share() {
-    let mut kv = KvCache::new(16);
+    let mut kv = cache(16);
     let tokens = pages_of_tokens(&[1, 2, 3]);
     warm(&mut kv, "one", &tokens);
     assert_eq!(borrowed_pages(&mut kv, "two", &tokens), 0);
@@ -61,7 +65,7 @@ fn tenants_do_not_share() {
 
 #[test]
 fn prefixes_that_part_inside_a_node_share_its_beginning() {
-    let mut kv = KvCache::new(16);
+    let mut kv = cache(16);
     warm(&mut kv, "t", &pages_of_tokens(&[1, 2, 3, 4]));
     assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9])), 2);
     warm(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9]));
@@ -73,7 +77,7 @@ fn prefixes_that_part_inside_a_node_share_its_beginning() {
 
 #[test]
 fn a_copy_of_cached_pages_is_freed_and_the_cached_ones_are_used() {
-    let mut kv = KvCache::new(16);
+    let mut kv = cache(16);
     let tokens = pages_of_tokens(&[1, 2]);
     let mut first = kv.borrow_prefix("t", &tokens);
     let mut second = kv.borrow_prefix("t", &tokens);
@@ -87,7 +91,7 @@ fn a_copy_of_cached_pages_is_freed_and_the_cached_ones_are_used() {
 
 #[test]
 fn borrowed_pages_are_not_evicted_and_the_least_recently_used_go_first() {
-    let mut kv = KvCache::new(6);
+    let mut kv = cache(6);
     let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
     warm(&mut kv, "t", &old);
     warm(&mut kv, "t", &young);
@@ -102,7 +106,7 @@ fn borrowed_pages_are_not_evicted_and_the_least_recently_used_go_first() {
 
 #[test]
 fn a_tenant_without_pages_leaves_no_trace() {
-    let mut kv = KvCache::new(4);
+    let mut kv = cache(4);
     warm(&mut kv, "gone", &pages_of_tokens(&[1, 2, 3, 4]));
     let mut other = SequencePages::default();
     assert!(kv.grow(&mut other, 4));
@@ -113,10 +117,29 @@ fn a_tenant_without_pages_leaves_no_trace() {
 }
 
 #[test]
+fn what_is_cached_is_published_until_it_is_evicted() {
+    let hash = crate::keyed_hash::KeyedHash::default();
+    let published = Arc::new(PublishedPrefixes::new(&hash));
+    let mut kv = KvCache::new(4, published.clone());
+    let long = pages_of_tokens(&[1, 2, 3, 4]);
+    let matching =
+        |tenant: &str, tokens: &[u32]| published.matching_pages(&prompt_digests(&hash, tenant, tokens));
+    warm(&mut kv, "t", &long[..3 * PAGE_TOKENS]);
+    assert_eq!(matching("t", &long), 3);
+    assert_eq!(matching("t", &long[..3 * PAGE_TOKENS]), 2, "the page of the last token is always computed");
+    assert_eq!(matching("t", &pages_of_tokens(&[1, 9, 3, 4])), 1);
+    assert_eq!(matching("other", &long), 0);
+    let mut other = SequencePages::default();
+    assert!(kv.grow(&mut other, 3));
+    assert_eq!((matching("t", &long), published.page_count()), (1, 1));
+    kv.release("t", other, &[]);
+}
+
+#[test]
 fn random_operations_keep_every_page_owned_once() {
     for seed in 0..60 {
         let mut dice = Dice(seed);
-        let mut kv = KvCache::new(24);
+        let mut kv = cache(24);
         let mut live: Vec<(String, Vec<u32>, usize, SequencePages)> = Vec::new();
         for _ in 0..400 {
             match dice.roll(5) {

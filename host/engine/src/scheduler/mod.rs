@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::kv::{KvCache, pages_for};
+use crate::router::ReplicaView;
 use crate::sequence::{Sequence, SequenceId};
 use crate::telemetry::Telemetry;
 use crate::{EngineError, FinishReason, Priority};
@@ -42,8 +43,9 @@ pub(crate) struct Scheduler {
 pub(crate) type Ending = Result<FinishReason, EngineError>;
 
 impl Scheduler {
-    pub fn new(limits: StepLimits, telemetry: Arc<Telemetry>) -> Self {
-        let kv = KvCache::new(limits.page_count);
+    pub fn new(limits: StepLimits, view: &ReplicaView) -> Self {
+        let kv = KvCache::new(limits.page_count, view.prefixes.clone());
+        let telemetry = view.telemetry.clone();
         Scheduler { limits, kv, waiting: Waiting::default(), running: Vec::new(), telemetry }
     }
 
@@ -134,7 +136,7 @@ impl Scheduler {
     /// Marks tokens as computed and shares the pages that they filled.
     pub fn computed(&mut self, id: SequenceId, tokens: usize) {
         let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
-        sequence.computed += tokens;
+        sequence.mark_computed(tokens);
         let computed = &sequence.tokens[..sequence.computed];
         self.kv.share(&sequence.request.affinity.tenant, &mut sequence.pages, computed);
     }

@@ -81,6 +81,12 @@ pub fn engine_with(kv_tokens: usize, options: EngineOptions) -> Engine {
     Engine::start(model(kv_tokens, |executor| Box::new(executor)), options).expect("the engine starts")
 }
 
+/// An engine with this many replicas.
+pub fn replicas(count: usize, options: EngineOptions) -> Engine {
+    let models = (0..count).map(|_| model(4096, |executor| Box::new(executor))).collect();
+    Engine::start_replicas(models, options).expect("the engine starts")
+}
+
 pub fn engine() -> Engine {
     engine_with(4096, EngineOptions::default())
 }

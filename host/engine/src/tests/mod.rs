@@ -3,7 +3,9 @@
 
 mod batching;
 mod constrained;
+mod executors;
 pub(crate) mod fixture;
 mod lifecycle;
 mod prefix_cache;
+mod routing;
 mod text;

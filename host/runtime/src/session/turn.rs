@@ -96,6 +96,7 @@ impl Actor {
             tenant: invocation.principal.clone(),
             agent: Some(agent_name.clone()),
             session: Some(session.clone()),
+            parent: None,
         };
         let turn =
             Turn::new(agent.clone(), services.models.clone(), affinity, deadline, end.events().clone());

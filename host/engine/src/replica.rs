@@ -1,0 +1,108 @@
+//! One replica of a model: a loop thread with its executor, scheduler and KV pages, seen from outside. It is where a
+//! request goes once the router has chosen; dropping it stops the loop, and what still runs ends with `ShuttingDown`.
+
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use skep_model::{Executor, Tokenizer};
+use tokio::sync::oneshot;
+
+use crate::engine_loop::{Command, EngineLoop, Submission};
+use crate::keyed_hash::KeyedHash;
+use crate::kv::PublishedPrefixes;
+use crate::router::{ReplicaLoad, ReplicaView};
+use crate::scheduler::StepLimits;
+use crate::telemetry::Telemetry;
+use crate::{EngineError, EngineOptions, EngineStats, ModelInfo};
+
+/// Why a request did not reach the loop.
+pub(crate) enum Unsent {
+    Full,
+    /// The loop has ended; another replica may serve the request.
+    Gone(Box<Submission>),
+}
+
+pub(crate) struct Replica {
+    view: ReplicaView,
+    /// `None` only while dropping: closing the channel is what stops the thread.
+    commands: Option<mpsc::SyncSender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Replica {
+    /// Starts the thread of replica number `index` of a model.
+    pub fn start(
+        index: usize,
+        executor: Box<dyn Executor>,
+        (info, tokenizer): (&ModelInfo, &Arc<Tokenizer>),
+        hash: &KeyedHash,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let limits = *executor.limits();
+        let step = StepLimits::new(options, &limits)?;
+        let view = ReplicaView {
+            load: Arc::new(ReplicaLoad::default()),
+            prefixes: Arc::new(PublishedPrefixes::new(hash)),
+            telemetry: Telemetry::new(&info.name, index, limits.page_count),
+            page_count: limits.page_count,
+        };
+        let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
+        let engine_loop = EngineLoop::new(executor, step, info, tokenizer, &view);
+        let thread = std::thread::Builder::new()
+            .name(format!("engine-{index}-{}", info.name))
+            .spawn(move || engine_loop.run(queue))
+            .map_err(|error| {
+                EngineError::Failed(format!("the engine's thread cannot be started: {error}"))
+            })?;
+        Ok(Replica { view, commands: Some(commands), thread: Some(thread) })
+    }
+
+    pub fn view(&self) -> &ReplicaView {
+        &self.view
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        self.view.telemetry.stats()
+    }
+
+    /// Hands a request, which has its place in the queue, to the loop.
+    pub fn submit(&self, submission: Box<Submission>) -> Result<(), Unsent> {
+        match self.commands().try_send(Command::Submit(submission)) {
+            Err(mpsc::TrySendError::Disconnected(Command::Submit(submission))) => {
+                Err(Unsent::Gone(submission))
+            }
+            Err(_) => Err(Unsent::Full),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Waits until all that runs has ended; past the deadline it ends with `ShuttingDown`.
+    pub async fn drain(&self, deadline: Duration) {
+        let (done, drained) = oneshot::channel();
+        // A closed channel means that the loop is gone, and with it everything that ran.
+        if self.commands().try_send(Command::Drain { done }).is_err()
+            || tokio::time::timeout(deadline, drained).await.is_ok()
+        {
+            return;
+        }
+        let (done, aborted) = oneshot::channel();
+        if self.commands().try_send(Command::Abort { done }).is_ok() {
+            let _ = aborted.await;
+        }
+    }
+
+    fn commands(&self) -> &mpsc::SyncSender<Command> {
+        self.commands.as_ref().expect("the channel is closed only while dropping")
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            // The loop catches panics of a step itself; one outside a step has ended all streams already.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Decides which replica of a model a request goes to, on the caller's thread: where its session is at home, else where
+//! the longest prefix of its prompt is cached, weighed against the tokens that are to be computed there first.
+//!
+//! It knows of each replica what that publishes: the digests of its cached pages, exact and bounded by its pages, and
+//! its load. It keeps no record of its own of what it sent where, which would have to guess what was evicted since.
+//! A placement is decided and counted under one lock, so that a burst of requests never herds to one replica.
+
+mod load;
+mod policy;
+mod session_table;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skep_model::PAGE_TOKENS;
+
+use crate::keyed_hash::{Digest, KeyedHash};
+use crate::kv::{PublishedPrefixes, prompt_digests};
+use crate::telemetry::{QueuePlace, Telemetry};
+use crate::{Affinity, EngineError, GenerateRequest};
+
+pub(crate) use load::{LoadShare, ReplicaLoad};
+use policy::{Candidate, Choice, choose, take_turns};
+use session_table::SessionTable;
+
+/// Sessions whose home is remembered.
+const MAX_SESSIONS: usize = 65_536;
+
+/// How requests are spread over the replicas of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// Session, then cached prefix and load.
+    #[default]
+    Affinity,
+    /// One after the other, whatever is cached where: for comparison, and for work without sessions or common prefixes.
+    RoundRobin,
+}
+
+pub(crate) struct Router {
+    routing: Routing,
+    hash: KeyedHash,
+    /// Requests that may wait at each replica.
+    max_queue: usize,
+    replicas: Vec<ReplicaView>,
+    memory: Mutex<Memory>,
+}
+
+/// What the router sees of a replica.
+#[derive(Clone)]
+pub(crate) struct ReplicaView {
+    pub load: Arc<ReplicaLoad>,
+    pub prefixes: Arc<PublishedPrefixes>,
+    pub telemetry: Arc<Telemetry>,
+    pub page_count: usize,
+}
+
+/// A place at a replica; dropping it gives the place back.
+pub(crate) struct Placement {
+    pub replica: usize,
+    pub queue: QueuePlace,
+    pub load: LoadShare,
+}
+
+/// What the router remembers from one request to the next.
+struct Memory {
+    sessions: SessionTable,
+    turn: usize,
+    /// By replica; one whose loop has ended never comes back.
+    gone: Vec<bool>,
+}
+
+impl Router {
+    pub fn new(routing: Routing, hash: KeyedHash, max_queue: usize, replicas: Vec<ReplicaView>) -> Self {
+        let memory =
+            Memory { sessions: SessionTable::new(MAX_SESSIONS), turn: 0, gone: vec![false; replicas.len()] };
+        Router { routing, hash, max_queue, replicas, memory: Mutex::new(memory) }
+    }
+
+    /// Finds a replica with room and takes a place there.
+    pub fn place(&self, request: &GenerateRequest) -> Result<Placement, EngineError> {
+        let affinity = &request.affinity;
+        let session = affinity.session.as_deref().map(|session| self.session_digest(affinity, session));
+        let parent = affinity.parent.as_deref().map(|parent| self.session_digest(affinity, parent));
+        let pages = self.reusable_pages(request);
+        let mut memory = self.memory();
+        let home = [session, parent].into_iter().flatten().find_map(|known| memory.sessions.home(known));
+        // Between a replica's snapshot and the attempt to enter its queue nobody else can enter, because of the lock;
+        // so each replica is tried once at most.
+        let mut full = vec![false; self.replicas.len()];
+        let mut wait_ms = u32::MAX;
+        loop {
+            let candidates: Vec<_> = (0..self.replicas.len())
+                .map(|at| self.candidate(at, &pages, !full[at] && !memory.gone[at]))
+                .collect();
+            let choice = match self.routing {
+                Routing::Affinity => choose(request.prompt.len(), home, &candidates),
+                Routing::RoundRobin => take_turns(memory.turn, &candidates),
+            };
+            let Some(Choice { replica, reason }) = choice else {
+                let is_gone = memory.gone.iter().all(|gone| *gone);
+                let busy = EngineError::Busy { retry_after_ms: wait_ms };
+                return Err(if is_gone { EngineError::ShuttingDown } else { busy });
+            };
+            let view = &self.replicas[replica];
+            match view.telemetry.enter_queue(self.max_queue) {
+                Ok(queue) => {
+                    memory.turn = replica + 1;
+                    if let Some(session) = session {
+                        memory.sessions.settle(session, replica);
+                    }
+                    let computed = request.prompt.len() - candidates[replica].cached_tokens;
+                    let load = LoadShare::take(&view.load, computed);
+                    view.telemetry.record_routed(reason.name());
+                    return Ok(Placement { replica, queue, load });
+                }
+                Err(wait) => {
+                    wait_ms = wait_ms.min(u32::try_from(wait.as_millis()).unwrap_or(u32::MAX));
+                    full[replica] = true;
+                }
+            }
+        }
+    }
+
+    /// The replica's loop has ended: nothing is sent there again, and its sessions find a new home.
+    pub fn forget(&self, replica: usize) {
+        let mut memory = self.memory();
+        memory.gone[replica] = true;
+        memory.sessions.forget_replica(replica);
+    }
+
+    /// The digests of the pages that the request could reuse. Empty where they could not change the choice.
+    fn reusable_pages(&self, request: &GenerateRequest) -> Vec<Digest> {
+        let are_compared = self.replicas.len() > 1 && self.routing == Routing::Affinity;
+        if !are_compared || request.prompt_logprobs.is_some() {
+            return Vec::new();
+        }
+        prompt_digests(&self.hash, &request.affinity.tenant, &request.prompt)
+    }
+
+    fn candidate(&self, at: usize, pages: &[Digest], is_open: bool) -> Candidate {
+        let view = &self.replicas[at];
+        Candidate {
+            is_open,
+            prefill_tokens: view.load.prefill_tokens(),
+            sequences: view.load.sequences(),
+            cached_tokens: view.prefixes.matching_pages(pages) * PAGE_TOKENS,
+            vacant_tokens: view.page_count.saturating_sub(view.prefixes.page_count()) * PAGE_TOKENS,
+        }
+    }
+
+    fn session_digest(&self, affinity: &Affinity, session: &str) -> Digest {
+        self.hash.digest((&affinity.tenant, &affinity.agent, session))
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,81 @@
+//! Which replica a session is at home on. Bounded: the session that was asked for longest ago is forgotten first; it
+//! then finds its pages by prefix, if they are still there.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::keyed_hash::Digest;
+
+#[derive(Debug)]
+pub(super) struct SessionTable {
+    capacity: usize,
+    /// Counts up with each use, so it is unique.
+    clock: u64,
+    homes: HashMap<Digest, Home>,
+    by_use: BTreeMap<u64, Digest>,
+}
+
+#[derive(Debug)]
+struct Home {
+    replica: usize,
+    used: u64,
+}
+
+impl SessionTable {
+    pub fn new(capacity: usize) -> Self {
+        SessionTable { capacity, clock: 0, homes: HashMap::new(), by_use: BTreeMap::new() }
+    }
+
+    pub fn home(&self, session: Digest) -> Option<usize> {
+        self.homes.get(&session).map(|home| home.replica)
+    }
+
+    /// The session's requests go to `replica` from now on.
+    pub fn settle(&mut self, session: Digest, replica: usize) {
+        self.clock += 1;
+        let home = Home { replica, used: self.clock };
+        if let Some(previous) = self.homes.insert(session, home) {
+            self.by_use.remove(&previous.used);
+        }
+        self.by_use.insert(self.clock, session);
+        while self.homes.len() > self.capacity {
+            let Some((_, oldest)) = self.by_use.pop_first() else { return };
+            self.homes.remove(&oldest);
+        }
+    }
+
+    /// Nobody is at home on `replica` any more.
+    pub fn forget_replica(&mut self, replica: usize) {
+        self.homes.retain(|_, home| home.replica != replica);
+        self.by_use.retain(|_, session| self.homes.contains_key(session));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyed_hash::KeyedHash;
+
+    #[test]
+    fn the_session_used_longest_ago_is_forgotten_first() {
+        let hash = KeyedHash::default();
+        let of = |session: &str| hash.digest(session);
+        let mut table = SessionTable::new(2);
+        table.settle(of("a"), 0);
+        table.settle(of("b"), 1);
+        table.settle(of("a"), 2);
+        table.settle(of("c"), 3);
+        assert_eq!([table.home(of("a")), table.home(of("b")), table.home(of("c"))], [Some(2), None, Some(3)]);
+        assert_eq!(table.by_use.len(), 2);
+    }
+
+    #[test]
+    fn a_replica_that_is_gone_is_nobodys_home() {
+        let hash = KeyedHash::default();
+        let mut table = SessionTable::new(8);
+        (0..6usize).for_each(|n| table.settle(hash.digest(n), n % 2));
+        table.forget_replica(1);
+        let homes: Vec<_> = (0..6usize).map(|n| table.home(hash.digest(n))).collect();
+        assert_eq!(homes, [Some(0), None, Some(0), None, Some(0), None]);
+        assert_eq!(table.by_use.len(), 3);
+    }
+}
