@@ -35,7 +35,7 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Ker
 }
 
 /// The unsigned integers of the `part`-th 32 values of a quantised block.
-pub(crate) fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
+fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
     std::array::from_fn(|k| match dtype {
         DType::Q4_0 => nibble(&block[2..], k),
         DType::Q4_1 => nibble(&block[4..], k),
@@ -54,7 +54,7 @@ pub(crate) fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32
 }
 
 /// `(scale, min)` of each 16 of the `part`-th 32 values: value = scale * integer + min.
-pub(crate) fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
+fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
     match dtype {
         DType::Q4_0 => [(half_at(block, 0), -8.0 * half_at(block, 0)); 2],
         DType::Q4_1 => [(half_at(block, 0), half_at(block, 2)); 2],

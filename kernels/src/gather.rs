@@ -42,8 +42,8 @@ mod tests {
     fn rows_come_in_the_order_asked_and_unknown_rows_are_errors() {
         let values: Vec<f32> = (0..60).map(|x| x as f32).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let table = PackedMatrix::pack(&mut Arena::default(), DType::F32, 20, 3, &bytes).unwrap();
         let pool = WorkerPool::new(2).unwrap();
+        let table = PackedMatrix::pack(&pool, &mut Arena::default(), DType::F32, 20, 3, &bytes).unwrap();
         let mut out = [0.0; 9];
         gather(&pool, Isa::detect(), &table, &[19, 0, 19], &mut out).unwrap();
         assert_eq!(out, [57.0, 58.0, 59.0, 0.0, 1.0, 2.0, 57.0, 58.0, 59.0]);

@@ -9,11 +9,12 @@ use crate::buffer::{AlignedBytes, Arena};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
+use crate::cpu::pack::pack_tile;
 use crate::cpu::quantise::{GroupView, QuantiseRow};
-use crate::cpu::tile_format::{self, TILE_ROWS, pack_tile};
+use crate::cpu::tile_format::{self, TILE_ROWS};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
-use crate::pool::SharedSlice;
+use crate::pool::{SharedSlice, by_rows};
 use crate::{DType, Isa, KernelError, WorkerPool};
 
 /// Tokens that one task works on, so that their activations stay in the second-level cache.
@@ -47,6 +48,7 @@ macro_rules! with_tile_format {
 impl PackedMatrix {
     /// Packs `rows` rows of `columns` values of `dtype` into a piece of `arena`.
     pub fn pack(
+        pool: &WorkerPool,
         arena: &mut Arena,
         dtype: DType,
         rows: usize,
@@ -61,16 +63,14 @@ impl PackedMatrix {
         let tiles = rows.div_ceil(TILE_ROWS);
         let mut bytes = arena.zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
         if row_bytes > 0 {
-            for (tile, source) in
-                bytes.as_mut_slice().chunks_exact_mut(tile_bytes).zip(data.chunks(row_bytes * TILE_ROWS))
-            {
+            let packed = SharedSlice::new(bytes.as_mut_slice());
+            by_rows(pool, tiles, tile_bytes, |tile| {
+                let first = tile * TILE_ROWS;
+                let source = &data[first * row_bytes..rows.min(first + TILE_ROWS) * row_bytes];
                 let rows: Vec<&[u8]> = source.chunks_exact(row_bytes).collect();
-                if dtype.is_quantised() {
-                    pack_tile(dtype, &rows, tile);
-                } else {
-                    pack_floats(dtype.block_bytes(), &rows, tile);
-                }
-            }
+                // SAFETY: each tile is one task's.
+                pack_tile(dtype, &rows, unsafe { packed.part(tile * tile_bytes, tile_bytes) });
+            });
         }
         Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes })
     }
@@ -118,14 +118,6 @@ impl PackedMatrix {
             }
             let rows = with_tile_format!(self.dtype, unpack);
             values.copy_from_slice(&rows[lane]);
-        }
-    }
-}
-
-fn pack_floats(size: usize, rows: &[&[u8]], tile: &mut [u8]) {
-    for (lane, row) in rows.iter().enumerate() {
-        for (value, lanes) in row.chunks_exact(size).zip(tile.chunks_exact_mut(size * TILE_ROWS)) {
-            lanes[lane * size..][..size].copy_from_slice(value);
         }
     }
 }

@@ -62,8 +62,8 @@ fn every_format_and_tier_agrees_with_double_precision() {
                 let other = random_weights(&mut random, dtype, 7, columns);
                 let input: Vec<f32> = (0..tokens * columns).map(|_| random.signed()).collect();
                 let matrices = [
-                    &PackedMatrix::pack(&mut Arena::default(), dtype, rows, columns, &data).unwrap(),
-                    &PackedMatrix::pack(&mut Arena::default(), dtype, 7, columns, &other).unwrap(),
+                    &PackedMatrix::pack(&pool, &mut Arena::default(), dtype, rows, columns, &data).unwrap(),
+                    &PackedMatrix::pack(&pool, &mut Arena::default(), dtype, 7, columns, &other).unwrap(),
                 ];
                 let stride = rows + 7;
                 let bias = random.floats(stride);
@@ -105,7 +105,7 @@ fn a_token_gets_the_same_result_in_any_company() {
     let pool = WorkerPool::new(2).unwrap();
     for dtype in [DType::Q4_1, DType::Q8_0, DType::Q6K, DType::F16] {
         let data = random_weights(&mut random, dtype, 48, 256);
-        let matrix = PackedMatrix::pack(&mut Arena::default(), dtype, 48, 256, &data).unwrap();
+        let matrix = PackedMatrix::pack(&pool, &mut Arena::default(), dtype, 48, 256, &data).unwrap();
         let input: Vec<f32> = (0..11 * 256).map(|_| random.signed()).collect();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
             let mut scratch = Activations::default();
@@ -125,13 +125,14 @@ fn a_token_gets_the_same_result_in_any_company() {
 #[test]
 fn unpacked_rows_are_the_dequantised_ones() {
     let mut random = Random::fresh();
+    let pool = WorkerPool::new(3).unwrap();
     for dtype in DType::ALL {
-        let data = random_weights(&mut random, dtype, 21, 512);
-        let matrix = PackedMatrix::pack(&mut Arena::default(), dtype, 21, 512, &data).unwrap();
-        let mut expected = vec![0.0; 21 * 512];
+        let data = random_weights(&mut random, dtype, 85, 512);
+        let matrix = PackedMatrix::pack(&pool, &mut Arena::default(), dtype, 85, 512, &data).unwrap();
+        let mut expected = vec![0.0; 85 * 512];
         dequantize(dtype, &data, &mut expected).unwrap();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-            for row in [0, 15, 16, 20] {
+            for row in [0, 15, 16, 79, 80, 84] {
                 let mut found = vec![0.0; 512];
                 matrix.unpack_row(isa, row, &mut found);
                 for (found, expected) in found.iter().zip(&expected[row * 512..]) {
@@ -144,19 +145,18 @@ fn unpacked_rows_are_the_dequantised_ones() {
 
 #[test]
 fn packing_takes_no_more_bytes_per_weight() {
+    let pool = WorkerPool::new(1).unwrap();
     for dtype in DType::ALL {
         let bytes = dtype.row_bytes(256).unwrap() * 32;
-        assert_eq!(
-            PackedMatrix::pack(&mut Arena::default(), dtype, 32, 256, &vec![0; bytes]).unwrap().byte_len(),
-            bytes
-        );
+        let matrix = PackedMatrix::pack(&pool, &mut Arena::default(), dtype, 32, 256, &vec![0; bytes]);
+        assert_eq!(matrix.unwrap().byte_len(), bytes);
     }
 }
 
 #[test]
 fn wrong_shapes_are_errors() {
-    let matrix = PackedMatrix::pack(&mut Arena::default(), DType::F32, 2, 4, &[0; 32]).unwrap();
     let pool = WorkerPool::new(1).unwrap();
+    let matrix = PackedMatrix::pack(&pool, &mut Arena::default(), DType::F32, 2, 4, &[0; 32]).unwrap();
     let mut scratch = Activations::default();
     let mut run = |input: usize, out: usize, bias: usize| {
         let projection = Projection { matrices: &[&matrix], bias: &vec![0.0; bias] };
@@ -166,6 +166,6 @@ fn wrong_shapes_are_errors() {
     assert!(run(5, 2, 0).is_err());
     assert!(run(4, 3, 0).is_err());
     assert!(run(4, 2, 1).is_err());
-    assert!(PackedMatrix::pack(&mut Arena::default(), DType::Q4_1, 1, 33, &[0; 20]).is_err());
-    assert!(PackedMatrix::pack(&mut Arena::default(), DType::F32, usize::MAX, 4, &[0; 20]).is_err());
+    assert!(PackedMatrix::pack(&pool, &mut Arena::default(), DType::Q4_1, 1, 33, &[0; 20]).is_err());
+    assert!(PackedMatrix::pack(&pool, &mut Arena::default(), DType::F32, usize::MAX, 4, &[0; 20]).is_err());
 }

@@ -158,9 +158,12 @@ impl Checkpoint {
         self.files.iter().map(|file| file.len() as u64).sum()
     }
 
-    /// Lets the system drop the files' pages, once the weights were repacked.
-    pub fn release(&self) {
-        self.files.iter().for_each(Mapping::release);
+    /// Lets the system drop the pages of a tensor, once it was repacked: beside the packed weights only what is being
+    /// packed is in memory.
+    pub fn release(&self, name: &str) {
+        if let Some(placed) = self.tensors.get(name) {
+            self.files[placed.file].release(placed.bytes.clone());
+        }
     }
 
     fn view<'a>(&'a self, name: &'a str, placed: &'a Placed, dtype: DType) -> Tensor<'a> {

@@ -5,7 +5,7 @@
 //! are replaced by renaming, not rewritten in place.
 
 use std::fs::File;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -44,13 +44,19 @@ impl Mapping {
         &self.path
     }
 
-    /// Lets the system drop the pages; a later read fetches them from the file again.
-    pub(crate) fn release(&self) {
+    /// Lets the system drop the pages of `bytes`; a later read fetches them from the file again.
+    pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]
         {
             // SAFETY: the mapping is file-backed and never written, so dropped pages come back with the same bytes.
             #[allow(unsafe_code)]
-            let advised = unsafe { self.bytes.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let advised = unsafe {
+                self.bytes.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    bytes.start,
+                    bytes.len(),
+                )
+            };
             if let Err(error) = advised {
                 tracing::debug!(path = %self.path.display(), %error, "the mapping keeps its pages");
             }

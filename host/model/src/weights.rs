@@ -1,11 +1,11 @@
 //! From a checkpoint's tensors to the forms that layers compute with.
 //!
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
-//! tensor. Only one tensor's copy exists beside its packed form.
+//! tensor. Only one tensor's pages of the file are in memory beside the packed ones.
 
 use skep_kernels::buffer::Arena;
-use skep_kernels::dequantize;
 use skep_kernels::matmul::PackedMatrix;
+use skep_kernels::{WorkerPool, dequantize};
 
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ModelError;
@@ -13,6 +13,7 @@ use crate::layers::linear::Linear;
 
 /// Reads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
+    pool: &'a WorkerPool,
     checkpoint: &'a Checkpoint,
     arena: Arena,
     bytes: u64,
@@ -32,8 +33,9 @@ impl Bias {
 }
 
 impl<'a> WeightLoader<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
-        WeightLoader { checkpoint, arena: Arena::default(), bytes: 0 }
+    /// The threads of `pool` share the packing.
+    pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint) -> Self {
+        WeightLoader { pool, checkpoint, arena: Arena::default(), bytes: 0 }
     }
 
     /// Bytes of what was loaded so far.
@@ -49,8 +51,9 @@ impl<'a> WeightLoader<'a> {
         columns: usize,
     ) -> Result<PackedMatrix, ModelError> {
         let tensor = self.tensor(name, &[rows, columns])?;
-        let matrix = PackedMatrix::pack(&mut self.arena, tensor.dtype, rows, columns, tensor.data)
+        let matrix = PackedMatrix::pack(self.pool, &mut self.arena, tensor.dtype, rows, columns, tensor.data)
             .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        self.checkpoint.release(name);
         self.bytes += matrix.byte_len() as u64;
         Ok(matrix)
     }

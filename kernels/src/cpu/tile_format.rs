@@ -6,8 +6,6 @@
 use std::marker::PhantomData;
 
 use super::simd::Simd;
-use crate::DType;
-use crate::dequantize::block_integers;
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -51,9 +49,12 @@ pub(crate) struct OneHigh;
 pub(crate) type Q4K = SixBit<NoHigh>;
 pub(crate) type Q5K = SixBit<OneHigh>;
 
-const NIBBLES: usize = 256;
-const HALF_ROW: usize = 2 * TILE_ROWS; // 16 half-precision numbers
-const SIX_BIT: usize = 24; // 16 rows of 6-bit scale and min
+/// Bytes of 32 columns of 4-bit integers.
+pub(crate) const NIBBLES: usize = 256;
+/// Bytes of 16 half-precision numbers.
+pub(crate) const HALF_ROW: usize = 2 * TILE_ROWS;
+/// Bytes of 16 rows' 6-bit scales and mins.
+pub(crate) const SIX_BIT: usize = 24;
 
 impl TileFormat for Q4_0 {
     const BLOCK_BYTES: usize = 288;
@@ -240,85 +241,5 @@ unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
         let mask = S::splat_i8(15);
         let q: [S::I; 4] = std::array::from_fn(|z| S::load_i(from.add(z * 64)));
         std::array::from_fn(|g| if g < 4 { S::and(q[g], mask) } else { S::and(S::shr::<4>(q[g - 4]), mask) })
-    }
-}
-
-/// Packs up to 16 rows of `dtype` blocks into `tile`, which is zeroed and has 16 rows' bytes.
-pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
-    let block_bytes = dtype.block_bytes();
-    let parts = dtype.block_len() / 32;
-    let group_bytes = TILE_ROWS * block_bytes;
-    for (lane, row) in rows.iter().enumerate() {
-        for (source, group) in row.chunks_exact(block_bytes).zip(tile.chunks_exact_mut(group_bytes)) {
-            for part in 0..parts {
-                pack_part(dtype, source, part, lane, group);
-            }
-            pack_group_scales(dtype, source, lane, group);
-        }
-    }
-}
-
-/// Integers and per-part scales of one row's 32 values.
-fn pack_part(dtype: DType, source: &[u8], part: usize, lane: usize, group: &mut [u8]) {
-    let integers = block_integers(dtype, source, part);
-    let at = |g: usize, j: usize| g * 64 + lane * 4 + j;
-    let start = match dtype {
-        DType::Q4K => 64 + part * 280,
-        DType::Q5K => 64 + part * 344,
-        DType::Q6K => 32 + part * 416,
-        _ => 0,
-    };
-    let values = match dtype {
-        DType::Q4K | DType::Q5K => start + SIX_BIT,
-        DType::Q6K => start + 32,
-        _ => start,
-    };
-    for (k, &integer) in integers.iter().enumerate() {
-        let (g, j) = (k / 4, k % 4);
-        if dtype == DType::Q8_0 {
-            group[values + at(g, j)] = integer;
-            continue;
-        }
-        group[values + at(g % 4, j)] |= (integer & 15) << (4 * (g / 4));
-        match dtype {
-            DType::Q5K => group[values + NIBBLES + lane * 4 + j] |= (integer >> 4) << g,
-            DType::Q6K => {
-                group[values + NIBBLES + (g / 4) * 64 + lane * 4 + j] |= (integer >> 4) << (2 * (g % 4));
-            }
-            _ => {}
-        }
-    }
-    match dtype {
-        DType::Q4K | DType::Q5K => {
-            let (scale, min) = crate::dequantize::six_bit_pair(&source[4..16], part);
-            group[start + lane] = scale | (min & 3) << 6;
-            group[start + 16 + lane % 8] |= (min >> 2) << (4 * (lane / 8));
-        }
-        DType::Q6K => {
-            group[start + lane] = source[192 + 2 * part];
-            group[start + 16 + lane] = source[193 + 2 * part];
-        }
-        _ => {}
-    }
-}
-
-/// Half-precision scales of one row's block.
-fn pack_group_scales(dtype: DType, source: &[u8], lane: usize, group: &mut [u8]) {
-    let mut copy = |from: usize, to: usize| {
-        group[to + 2 * lane..][..2].copy_from_slice(&source[from..from + 2]);
-    };
-    match dtype {
-        DType::Q4_0 => copy(0, NIBBLES),
-        DType::Q4_1 => {
-            copy(0, NIBBLES);
-            copy(2, NIBBLES + HALF_ROW);
-        }
-        DType::Q8_0 => copy(0, 512),
-        DType::Q4K | DType::Q5K => {
-            copy(0, 0);
-            copy(2, HALF_ROW);
-        }
-        DType::Q6K => copy(208, 0),
-        DType::F32 | DType::F16 | DType::BF16 => {}
     }
 }

@@ -41,15 +41,15 @@ pub struct CpuExecutor {
 }
 
 impl ModelWeights {
-    /// Packs the weights for executors with these options. The checkpoint's pages are released when done.
+    /// Packs the weights for executors with these options. The checkpoint's pages are released on the way.
     pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         // Packing takes long, so what cannot be met is refused first.
         limits(&config, options)?;
-        compute(options)?;
-        let mut weights = WeightLoader::new(checkpoint);
+        let (_, threads) = compute(options)?;
+        let pool = WorkerPool::new(threads)?;
+        let mut weights = WeightLoader::new(&pool, checkpoint);
         let model = Arc::new(Transformer::load(&config, &mut weights)?);
-        checkpoint.release();
         Ok(ModelWeights { model, config, bytes: weights.bytes() })
     }
 }
