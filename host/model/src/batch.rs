@@ -14,6 +14,8 @@ pub struct PageId(pub u32);
 pub enum LogitsWanted {
     None,
     Last,
+    /// The last so many.
+    Tail(usize),
     All,
 }
 
@@ -34,6 +36,7 @@ impl BatchSequence {
         match self.logits {
             LogitsWanted::None => 0,
             LogitsWanted::Last => self.tokens.len().min(1),
+            LogitsWanted::Tail(rows) => self.tokens.len().min(rows),
             LogitsWanted::All => self.tokens.len(),
         }
     }

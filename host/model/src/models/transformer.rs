@@ -6,7 +6,7 @@
 use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
 use skep_kernels::rope::{Pairing, turns};
 
-use crate::batch::{Batch, LogitsWanted};
+use crate::batch::Batch;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::layers::attention::{Attention, AttentionRoom, SequenceRows, StepLayout};
@@ -188,11 +188,7 @@ fn wanted_rows(batch: &Batch) -> Vec<usize> {
     let mut first = 0;
     for sequence in &batch.sequences {
         let end = first + sequence.tokens.len();
-        match sequence.logits {
-            LogitsWanted::None => {}
-            LogitsWanted::Last => rows.extend((first..end).last()),
-            LogitsWanted::All => rows.extend(first..end),
-        }
+        rows.extend(end - sequence.logit_rows()..end);
         first = end;
     }
     rows
