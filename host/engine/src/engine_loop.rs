@@ -9,19 +9,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use skep_model::{
-    Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, SampleRow, ScoreRow,
-    Tokenizer,
-};
+use skep_model::{Executor, LogitRow, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::constraint::{OutputConstraint, TokenMask};
+use crate::constraint::OutputConstraint;
 use crate::router::{LoadShare, ReplicaView};
-use crate::scheduler::{Ending, PlannedSequence, Scheduler, StepLimits};
+use crate::scheduler::{PlannedSequence, Scheduler, StepLimits};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
+use crate::speculation::Speculator;
+use crate::step::{self, Committed, RowUse};
 use crate::stream::EventSender;
 use crate::telemetry::QueuePlace;
-use crate::{EngineError, FinishReason, GenerateRequest, ModelInfo};
+use crate::{EngineError, GenerateRequest, ModelInfo};
 
 /// All that can be said to a running loop.
 pub(crate) enum Command {
@@ -51,35 +50,18 @@ pub(crate) struct Submission {
 pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
+    /// `None` where speculation is off.
+    speculator: Option<Speculator>,
     context: Arc<SequenceContext>,
     next_id: u64,
     drains: Vec<oneshot::Sender<()>>,
-}
-
-/// What the logit rows of one planned sequence are for.
-struct RowUse {
-    id: SequenceId,
-    tokens: usize,
-    /// Row in the step and the prompt token that it predicts.
-    scores: Vec<ScoreRow>,
-    sample: Sample,
-}
-
-enum Sample {
-    /// More of the prompt is to come, or nothing is wanted.
-    No,
-    Row {
-        row: usize,
-        mask: Option<TokenMask>,
-    },
-    /// The sequence ends here without another token.
-    End(Ending),
 }
 
 impl EngineLoop {
     pub fn new(
         executor: Box<dyn Executor>,
         limits: StepLimits,
+        speculator: Option<Speculator>,
         info: &ModelInfo,
         tokenizer: &Arc<Tokenizer>,
         view: &ReplicaView,
@@ -90,7 +72,8 @@ impl EngineLoop {
             telemetry: view.telemetry.clone(),
         };
         let scheduler = Scheduler::new(limits, view);
-        EngineLoop { executor, scheduler, context: Arc::new(context), next_id: 0, drains: Vec::new() }
+        let context = Arc::new(context);
+        EngineLoop { executor, scheduler, speculator, context, next_id: 0, drains: Vec::new() }
     }
 
     /// Runs until all handles are gone.
@@ -98,9 +81,12 @@ impl EngineLoop {
         while self.take_commands(&commands) {
             self.scheduler.end_interrupted(Instant::now());
             self.scheduler.admit();
-            let plan = self.scheduler.plan();
+            let mut plan = self.scheduler.plan();
+            if let Some(speculator) = &mut self.speculator {
+                self.scheduler.plan_drafts(&mut plan, speculator);
+            }
             if !plan.is_empty() {
-                self.step(&plan);
+                self.step(plan);
             }
             if cfg!(test) {
                 self.scheduler.check_integrity();
@@ -148,145 +134,71 @@ impl EngineLoop {
         }
     }
 
-    fn step(&mut self, plan: &[PlannedSequence]) {
-        let batch = self.batch(plan);
+    fn step(&mut self, plan: Vec<PlannedSequence>) {
+        let batch = step::batch(&self.scheduler, &plan);
         self.context.telemetry.record_step(batch.token_count());
-        let computed = guarded(|| self.executor.forward(&batch));
-        if let Err(error) = computed {
+        let started = Instant::now();
+        if let Err(error) = guarded(|| self.executor.forward(&batch)) {
             tracing::error!(%error, sequences = plan.len(), "a step failed");
             let text = error.to_string();
             plan.iter()
                 .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
             return;
         }
-        let uses = self.row_uses(plan, &batch);
+        let uses = step::row_uses(&mut self.scheduler, plan, &batch);
         let outputs = self.sample(&uses);
+        let took = started.elapsed();
         for (used, outputs) in uses.into_iter().zip(outputs) {
-            self.scheduler.computed(used.id, used.tokens);
-            if let Some(ending) = self.commit(used, outputs) {
-                self.scheduler.end(ending.0, ending.1);
+            self.commit(used, outputs);
+        }
+        if let Some(speculator) = &mut self.speculator {
+            if batch.logit_rows() == batch.token_count() {
+                speculator.record_step(batch.token_count(), took);
             }
+            speculator.retain(|id| self.scheduler.sequence(id).is_some());
         }
     }
 
-    fn batch(&self, plan: &[PlannedSequence]) -> Batch {
-        let sequences = plan.iter().filter_map(|planned| {
-            let sequence = self.scheduler.sequence(planned.id)?;
-            let end = sequence.computed + planned.tokens;
-            let logits = match sequence.next_scored_row() {
-                Some(_) => LogitsWanted::All,
-                None if end == sequence.tokens.len() && !sequence.is_prefill_only() => LogitsWanted::Last,
-                None => LogitsWanted::None,
-            };
-            Some(BatchSequence {
-                tokens: sequence.tokens[sequence.computed..end].to_vec(),
-                start: sequence.computed,
-                pages: sequence.pages.pages()[..crate::kv::pages_for(end)].to_vec(),
-                logits,
-            })
-        });
-        Batch { sequences: sequences.collect() }
-    }
-
-    /// Says what each sequence's rows are for and computes the masks.
-    fn row_uses(&mut self, plan: &[PlannedSequence], batch: &Batch) -> Vec<RowUse> {
-        let mut first_row = 0;
-        let mut uses = Vec::with_capacity(plan.len());
-        for (planned, rows) in plan.iter().zip(&batch.sequences) {
-            let Some(sequence) = self.scheduler.sequence_mut(planned.id) else { continue };
-            let end = rows.start + rows.tokens.len();
-            let scores = match sequence.next_scored_row() {
-                None => Vec::new(),
-                Some(next) => (next..end.min(sequence.prompt().len() - 1))
-                    .map(|position| ScoreRow {
-                        row: first_row + position - rows.start,
-                        target: sequence.tokens[position + 1],
-                        top: sequence.request.prompt_logprobs.unwrap_or(0),
-                    })
-                    .collect(),
-            };
-            let last_row = (first_row + rows.logit_rows()).saturating_sub(1);
-            first_row += rows.logit_rows();
-            let sample = if end < sequence.tokens.len() { Sample::No } else { sample_of(sequence, last_row) };
-            uses.push(RowUse { id: planned.id, tokens: planned.tokens, scores, sample });
-        }
-        uses
-    }
-
-    /// The outputs of each use: its scores, then its sample. A row that fails fails only its own sequence.
-    fn sample(&mut self, uses: &[RowUse]) -> Vec<Result<Vec<RowOutput>, EngineError>> {
+    /// The outputs of each use, in the order of its rows. A row that fails is a failure of that row alone.
+    fn sample(&mut self, uses: &[RowUse]) -> Vec<Vec<Result<RowOutput, EngineError>>> {
         let rows: Vec<Vec<LogitRow<'_>>> = uses
             .iter()
-            .map(|used| {
-                let sequence = self.scheduler.sequence(used.id);
-                let sample = sequence.and_then(|sequence| sample_row(sequence, &used.sample));
-                used.scores.iter().copied().map(LogitRow::Score).chain(sample.map(LogitRow::Sample)).collect()
-            })
+            .map(|used| self.scheduler.sequence(used.id).map_or_else(Vec::new, |s| used.logit_rows(s)))
             .collect();
         let all: Vec<LogitRow<'_>> = rows.iter().flatten().cloned().collect();
         if all.is_empty() {
-            return uses.iter().map(|_| Ok(Vec::new())).collect();
+            return uses.iter().map(|_| Vec::new()).collect();
         }
         match guarded(|| self.executor.sample(&all)) {
             Ok(outputs) if outputs.len() == all.len() => {
-                let mut outputs = outputs.into_iter();
-                rows.iter().map(|rows| Ok(outputs.by_ref().take(rows.len()).collect())).collect()
+                let mut outputs = outputs.into_iter().map(Ok);
+                rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect()
             }
-            _ => rows.iter().map(|rows| guarded(|| self.executor.sample(rows))).collect(),
+            _ => {
+                let mut alone = |row| match guarded(|| self.executor.sample(std::slice::from_ref(row))) {
+                    Ok(mut outputs) if outputs.len() == 1 => Ok(outputs.remove(0)),
+                    Ok(_) => Err(EngineError::Failed("the executor gave no token for a row".to_string())),
+                    Err(error) => Err(error),
+                };
+                rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect()
+            }
         }
     }
 
-    /// Hands the outputs to their sequence; gives its ending if it ends.
-    fn commit(
-        &mut self,
-        used: RowUse,
-        outputs: Result<Vec<RowOutput>, EngineError>,
-    ) -> Option<(SequenceId, Ending)> {
-        let sequence = self.scheduler.sequence_mut(used.id)?;
-        let mut outputs = match outputs {
-            Ok(outputs) => outputs.into_iter(),
-            Err(error) => return Some((used.id, Err(error))),
-        };
-        outputs.by_ref().take(used.scores.len()).for_each(|score| sequence.record_score(score));
-        let ending = match used.sample {
-            Sample::No => None,
-            Sample::End(ending) => Some(ending),
-            Sample::Row { .. } => match outputs.next() {
-                Some(sampled) => sequence.append_sampled(sampled).transpose(),
-                None => Some(Err(EngineError::Failed("the executor gave no token for a row".to_string()))),
-            },
-        };
-        ending.map(|ending| (used.id, ending))
-    }
-}
-
-/// What comes after the last known token.
-fn sample_of(sequence: &mut Sequence, row: usize) -> Sample {
-    if sequence.is_prefill_only() {
-        return Sample::End(Ok(FinishReason::Length));
-    }
-    match sequence.mask() {
-        Err(error) => Sample::End(Err(error)),
-        Ok(Some(mask)) if !mask.allows_other_than(sequence.banned()) => {
-            Sample::End(Ok(FinishReason::ConstraintDone))
+    /// Hands the outputs to their sequence, and ends it if it ends.
+    fn commit(&mut self, used: RowUse, outputs: Vec<Result<RowOutput, EngineError>>) {
+        let id = used.id;
+        let Some(sequence) = self.scheduler.sequence_mut(id) else { return };
+        let Committed { ending, computed, draft } = used.commit(sequence, outputs);
+        if let (Some(draft), Some(speculator)) = (draft, &mut self.speculator) {
+            sequence.record_draft(draft.accepted, draft.rejected);
+            speculator.record_draft(id, draft.accepted, draft.refuted);
         }
-        Ok(mask) => Sample::Row { row, mask },
+        self.scheduler.computed(id, computed);
+        if let Some(ending) = ending {
+            self.scheduler.end(id, ending);
+        }
     }
-}
-
-fn sample_row<'a>(sequence: &'a Sequence, sample: &'a Sample) -> Option<SampleRow<'a>> {
-    let Sample::Row { row, mask } = sample else { return None };
-    Some(SampleRow {
-        row: *row,
-        sampling: &sequence.request.sampling,
-        seed: sequence.seed,
-        step: sequence.output().len() as u64,
-        mask: mask.as_ref().map(TokenMask::words),
-        banned: sequence.banned(),
-        prompt: sequence.prompt(),
-        output: sequence.output(),
-        top_logprobs: sequence.request.top_logprobs,
-    })
 }
 
 /// Calls the executor; a panic in it is an error like any other.

@@ -64,6 +64,27 @@ pub struct Usage {
     /// Sampled and forced tokens.
     pub completion_tokens: u32,
     pub forced_tokens: u32,
+    /// Sampled tokens that had been drafted, so that they took no step of their own.
+    pub accepted_tokens: u32,
+    /// Drafted tokens that were computed in vain. They are not part of the output.
+    pub rejected_tokens: u32,
+}
+
+impl Usage {
+    /// Adds another generation's; a sum stays at its largest value rather than start over.
+    pub fn add(&mut self, other: &Usage) {
+        let sums = [
+            (&mut self.prompt_tokens, other.prompt_tokens),
+            (&mut self.cached_tokens, other.cached_tokens),
+            (&mut self.completion_tokens, other.completion_tokens),
+            (&mut self.forced_tokens, other.forced_tokens),
+            (&mut self.accepted_tokens, other.accepted_tokens),
+            (&mut self.rejected_tokens, other.rejected_tokens),
+        ];
+        for (sum, more) in sums {
+            *sum = sum.saturating_add(more);
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

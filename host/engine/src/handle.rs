@@ -14,6 +14,7 @@ use crate::engine_loop::Submission;
 use crate::keyed_hash::KeyedHash;
 use crate::replica::{Replica, Unsent};
 use crate::router::{Placement, Router};
+use crate::speculation::Speculation;
 use crate::stream::TokenStream;
 use crate::{Constraint, EngineError, GenerateRequest, Routing};
 
@@ -35,6 +36,7 @@ pub struct EngineOptions {
     pub default_deadline: Duration,
     /// How requests are spread over replicas.
     pub routing: Routing,
+    pub speculation: Speculation,
 }
 
 impl Default for EngineOptions {
@@ -45,6 +47,7 @@ impl Default for EngineOptions {
             step_tokens: 256,
             default_deadline: Duration::from_secs(600),
             routing: Routing::default(),
+            speculation: Speculation::Off,
         }
     }
 }
@@ -80,6 +83,9 @@ pub struct EngineStats {
     /// Sampled and forced tokens.
     pub generated_tokens: u64,
     pub forced_tokens: u64,
+    /// Sampled tokens that had been drafted, and drafted ones that were not sampled.
+    pub accepted_tokens: u64,
+    pub rejected_tokens: u64,
     /// Sequences that gave up their pages to older ones and went on later.
     pub preemptions: u64,
 }
@@ -239,6 +245,8 @@ impl EngineStats {
             cached_tokens: self.cached_tokens + other.cached_tokens,
             generated_tokens: self.generated_tokens + other.generated_tokens,
             forced_tokens: self.forced_tokens + other.forced_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
+            rejected_tokens: self.rejected_tokens + other.rejected_tokens,
             preemptions: self.preemptions + other.preemptions,
         }
     }

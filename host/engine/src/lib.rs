@@ -24,6 +24,8 @@ mod request;
 mod router;
 mod scheduler;
 mod sequence;
+mod speculation;
+mod step;
 mod stream;
 mod telemetry;
 #[cfg(test)]
@@ -36,4 +38,5 @@ pub use model_set::ModelSet;
 pub use request::{Affinity, Constraint, GenerateRequest, Priority};
 pub use router::Routing;
 pub use skep_model::{Sampling, SpecialTokens};
+pub use speculation::{DraftLimits, Speculation};
 pub use stream::TokenStream;

@@ -13,6 +13,7 @@ use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::router::{ReplicaLoad, ReplicaView};
 use crate::scheduler::StepLimits;
+use crate::speculation::Speculator;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo};
 
@@ -48,7 +49,8 @@ impl Replica {
             page_count: limits.page_count,
         };
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
-        let engine_loop = EngineLoop::new(executor, step, info, tokenizer, &view);
+        let speculator = Speculator::new(options.speculation);
+        let engine_loop = EngineLoop::new(executor, step, speculator, info, tokenizer, &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use skep_model::{RowOutput, Tokenizer};
 
-use crate::constraint::{OutputConstraint, TokenMask};
+use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
 use crate::engine_loop::Submission;
 use crate::kv::SequencePages;
 use crate::router::LoadShare;
+use crate::speculation::{Draft, Walk};
 use crate::stream::EventSender;
 use crate::telemetry::{QueuePlace, Telemetry, TokenKind};
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Counts up in the order of submission, so a greater id is a younger sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SequenceId(pub u64);
 
 /// What all sequences of an engine share.
@@ -50,6 +51,8 @@ pub(crate) struct Sequence {
     scores: Option<Vec<Option<TokenLogprob>>>,
     cached_tokens: usize,
     forced_tokens: usize,
+    accepted_tokens: usize,
+    rejected_tokens: usize,
     submitted: Instant,
     deadline: Instant,
     admitted: Option<Instant>,
@@ -81,6 +84,8 @@ impl Sequence {
             scores: request.prompt_logprobs.map(|_| vec![None]),
             cached_tokens: 0,
             forced_tokens: 0,
+            accepted_tokens: 0,
+            rejected_tokens: 0,
             submitted,
             deadline,
             admitted: None,
@@ -175,9 +180,29 @@ impl Sequence {
         std::mem::take(&mut self.pages)
     }
 
-    /// The mask for the next token, or `None` where everything is allowed.
-    pub fn mask(&mut self) -> Result<Option<TokenMask>, EngineError> {
-        self.constraint.as_mut().map(OutputConstraint::mask).transpose()
+    /// What must hold of the next tokens, where anything must.
+    pub fn constraint_mut(&mut self) -> Option<&mut OutputConstraint> {
+        self.constraint.as_mut()
+    }
+
+    /// Whether tokens may be drafted behind the known ones. The first token never waits for that.
+    pub fn may_be_drafted(&self) -> bool {
+        self.first_token.is_some() && self.tokens_left() > 1
+    }
+
+    /// The part of a proposal that can come true, of at most `limit` tokens and within the sequence's own limits.
+    pub fn admissible(&self, proposal: &[u32], limit: usize) -> Draft {
+        let constraint = self.constraint.as_ref().map(OutputConstraint::fork);
+        // One token is drawn behind the draft.
+        let limit = limit.min(self.tokens_left().saturating_sub(1));
+        Walk { constraint, ends: &self.context.eos, limit }.admit(proposal)
+    }
+
+    pub fn record_draft(&mut self, accepted: usize, rejected: usize) {
+        self.accepted_tokens += accepted;
+        self.rejected_tokens += rejected;
+        self.context.telemetry.record_tokens(TokenKind::Accepted, accepted);
+        self.context.telemetry.record_tokens(TokenKind::Rejected, rejected);
     }
 
     pub fn record_score(&mut self, row: RowOutput) {
@@ -222,6 +247,8 @@ impl Sequence {
                 cached_tokens: count(self.cached_tokens),
                 completion_tokens: count(self.output().len()),
                 forced_tokens: count(self.forced_tokens),
+                accepted_tokens: count(self.accepted_tokens),
+                rejected_tokens: count(self.rejected_tokens),
             },
             timing: Timing {
                 queue_us: since_submission(self.admitted.unwrap_or(now)),

@@ -26,6 +26,8 @@ pub(crate) struct Telemetry {
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     forced_tokens: AtomicU64,
+    accepted_tokens: AtomicU64,
+    rejected_tokens: AtomicU64,
     preemptions: AtomicU64,
     /// Moving average of the time from admission to the end, for the estimate in `Busy`.
     service_us: AtomicU64,
@@ -38,6 +40,10 @@ pub(crate) enum TokenKind {
     Cached,
     Sampled,
     Forced,
+    /// Sampled ones that had been drafted.
+    Accepted,
+    /// Drafted in vain.
+    Rejected,
 }
 
 /// One place in the bounded queue; dropping it gives the place back.
@@ -88,6 +94,8 @@ impl Telemetry {
             cached_tokens: self.cached_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             forced_tokens: self.forced_tokens.load(Relaxed),
+            accepted_tokens: self.accepted_tokens.load(Relaxed),
+            rejected_tokens: self.rejected_tokens.load(Relaxed),
             preemptions: self.preemptions.load(Relaxed),
         }
     }
@@ -120,6 +128,8 @@ impl Telemetry {
             TokenKind::Cached => (&self.cached_tokens, "cached"),
             TokenKind::Sampled => (&self.generated_tokens, "sampled"),
             TokenKind::Forced => (&self.forced_tokens, "forced"),
+            TokenKind::Accepted => (&self.accepted_tokens, "accepted"),
+            TokenKind::Rejected => (&self.rejected_tokens, "rejected"),
         };
         total.fetch_add(count as u64, Relaxed);
         if matches!(kind, TokenKind::Forced) {

@@ -86,11 +86,21 @@ pub struct Usage {
     pub total_tokens: u64,
     #[serde(default)]
     pub prompt_tokens_details: PromptTokens,
+    #[serde(default)]
+    pub completion_tokens_details: CompletionTokens,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PromptTokens {
     pub cached_tokens: u64,
+}
+
+/// Drafted tokens of a server that speculates.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CompletionTokens {
+    pub accepted_prediction_tokens: u64,
+    pub rejected_prediction_tokens: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -22,13 +22,16 @@ pub struct Transcript {
     usage: UsageSum,
 }
 
-/// Sums that stay at their largest value rather than start over.
+/// A sum of usage as it is stored. What was stored before a count existed has none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 struct UsageSum {
     prompt_tokens: u32,
     cached_tokens: u32,
     completion_tokens: u32,
     forced_tokens: u32,
+    accepted_tokens: u32,
+    rejected_tokens: u32,
 }
 
 impl Transcript {
@@ -68,8 +71,22 @@ impl Transcript {
 
     /// Sum over all answers that were committed.
     pub fn usage(&self) -> Usage {
-        let UsageSum { prompt_tokens, cached_tokens, completion_tokens, forced_tokens } = self.usage;
-        Usage { prompt_tokens, cached_tokens, completion_tokens, forced_tokens }
+        let UsageSum {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            forced_tokens,
+            accepted_tokens,
+            rejected_tokens,
+        } = self.usage;
+        Usage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            forced_tokens,
+            accepted_tokens,
+            rejected_tokens,
+        }
     }
 
     /// Ids of the last assistant message's calls that no tool message answers yet.
@@ -107,11 +124,16 @@ impl Transcript {
         self.tokens.extend(&outcome.tokens);
         self.rendered.clone_from(&outcome.rendered);
         self.rendered.push_str(&outcome.raw);
-        let (sum, new) = (&mut self.usage, &outcome.usage);
-        sum.prompt_tokens = sum.prompt_tokens.saturating_add(new.prompt_tokens);
-        sum.cached_tokens = sum.cached_tokens.saturating_add(new.cached_tokens);
-        sum.completion_tokens = sum.completion_tokens.saturating_add(new.completion_tokens);
-        sum.forced_tokens = sum.forced_tokens.saturating_add(new.forced_tokens);
+        let mut sum = self.usage();
+        sum.add(&outcome.usage);
+        self.usage = UsageSum {
+            prompt_tokens: sum.prompt_tokens,
+            cached_tokens: sum.cached_tokens,
+            completion_tokens: sum.completion_tokens,
+            forced_tokens: sum.forced_tokens,
+            accepted_tokens: sum.accepted_tokens,
+            rejected_tokens: sum.rejected_tokens,
+        };
     }
 
     fn prompt(&self, engine: &Engine, tools: &[ToolSpec]) -> Result<Prompt, EngineError> {

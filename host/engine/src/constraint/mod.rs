@@ -57,6 +57,16 @@ impl OutputConstraint {
         self.matcher.consume_token(token).map_err(failed)
     }
 
+    /// The same state again, to look ahead from. It shares the lexer with the original, so the two are used in turns.
+    pub fn fork(&self) -> Self {
+        OutputConstraint { matcher: self.matcher.clone(), vocabulary_size: self.vocabulary_size }
+    }
+
+    /// Accepts a token if it may come next, and leaves the state as it is if not.
+    pub fn try_accept(&mut self, token: u32) -> bool {
+        self.matcher.try_consume_tokens(&[token]).is_ok_and(|accepted| accepted == 1)
+    }
+
     /// Complete, and nothing more may follow.
     pub fn is_done(&self) -> bool {
         self.matcher.is_stopped()

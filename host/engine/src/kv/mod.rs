@@ -92,6 +92,12 @@ impl KvCache {
         true
     }
 
+    /// Frees the sequence's own pages beyond the first `page_count`.
+    pub fn shrink(&mut self, sequence: &mut SequencePages, page_count: usize) {
+        let keep = page_count.max(sequence.shared).min(sequence.pages.len());
+        self.allocator.release(sequence.pages.split_off(keep));
+    }
+
     /// Moves the sequence's full computed pages into the tree. Where the tree already has the same tokens, the
     /// sequence goes on with the tree's pages and its own copies are freed.
     pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {

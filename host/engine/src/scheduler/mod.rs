@@ -10,6 +10,7 @@
 //!
 //! It computes nothing, and only the engine loop's thread touches it.
 
+mod drafts;
 mod step_plan;
 mod waiting;
 
@@ -133,12 +134,13 @@ impl Scheduler {
         }
     }
 
-    /// Marks tokens as computed and shares the pages that they filled.
+    /// Marks tokens as computed, shares the pages that they filled and takes back those of drafts that came to nothing.
     pub fn computed(&mut self, id: SequenceId, tokens: usize) {
         let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
         sequence.mark_computed(tokens);
         let computed = &sequence.tokens[..sequence.computed];
         self.kv.share(&sequence.request.affinity.tenant, &mut sequence.pages, computed);
+        self.kv.shrink(&mut sequence.pages, pages_for(sequence.tokens.len()));
     }
 
     /// Takes a running sequence out, keeps its computed pages for the next turn, and tells its caller.
@@ -165,7 +167,7 @@ impl Scheduler {
             while let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
                 let sequence = &mut self.running[at];
                 if self.kv.grow(&mut sequence.pages, pages_for(sequence.tokens.len())) {
-                    plan.push(PlannedSequence { id, tokens: 1 });
+                    plan.push(PlannedSequence::new(id, 1));
                     break;
                 }
                 self.preempt_youngest(plan);
@@ -202,7 +204,7 @@ impl Scheduler {
                 }
                 budget -= tokens;
                 score_rows -= if scoring { tokens - 1 } else { 0 };
-                plan.push(PlannedSequence { id: sequence.id, tokens });
+                plan.push(PlannedSequence::new(sequence.id, tokens));
             }
         }
     }

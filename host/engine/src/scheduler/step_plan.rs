@@ -3,6 +3,7 @@
 use skep_model::ExecutorLimits;
 
 use crate::sequence::SequenceId;
+use crate::speculation::Draft;
 use crate::{EngineError, EngineOptions};
 
 /// Bounds of a step, from the operator's options and the executor's limits.
@@ -31,9 +32,17 @@ impl StepLimits {
     }
 }
 
-/// The next `tokens` pending tokens of a sequence, for which pages have been allocated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The next `tokens` pending tokens of a sequence and a draft behind the last of them. Pages have been allocated for
+/// all.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedSequence {
     pub id: SequenceId,
     pub tokens: usize,
+    pub draft: Draft,
+}
+
+impl PlannedSequence {
+    pub fn new(id: SequenceId, tokens: usize) -> Self {
+        PlannedSequence { id, tokens, draft: Draft::default() }
+    }
 }

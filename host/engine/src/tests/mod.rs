@@ -8,4 +8,5 @@ pub(crate) mod fixture;
 mod lifecycle;
 mod prefix_cache;
 mod routing;
+mod speculation;
 mod text;

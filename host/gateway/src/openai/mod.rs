@@ -16,15 +16,11 @@ pub(crate) fn usage_json(usage: &Usage) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        },
     })
-}
-
-/// The usage of several generations of one request.
-pub(crate) fn add_usage(total: &mut Usage, usage: &Usage) {
-    total.prompt_tokens = total.prompt_tokens.saturating_add(usage.prompt_tokens);
-    total.cached_tokens = total.cached_tokens.saturating_add(usage.cached_tokens);
-    total.completion_tokens = total.completion_tokens.saturating_add(usage.completion_tokens);
-    total.forced_tokens = total.forced_tokens.saturating_add(usage.forced_tokens);
 }
 
 pub(crate) fn tool_call_json(call: &ToolCall) -> Value {

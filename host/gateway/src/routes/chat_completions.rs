@@ -4,9 +4,7 @@ use crate::{
     ApiError, Gateway,
     body::JsonBody,
     headers,
-    openai::{
-        Envelope, add_usage, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json,
-    },
+    openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
     routes::{QUICK_TEXT_BYTES, apart, messages::run_events},
     sse::{self, Message, Step, Writer},
 };
@@ -94,7 +92,7 @@ async fn whole_choice(
         match event? {
             ChatEvent::Text { logprobs, .. } => scored.extend(entries(engine, &logprobs)),
             ChatEvent::Finished(outcome) => {
-                add_usage(usage, &outcome.usage);
+                usage.add(&outcome.usage);
                 let mut message = json!({"role": "assistant", "content": outcome.text});
                 if !outcome.tool_calls.is_empty() {
                     message["tool_calls"] = outcome.tool_calls.iter().map(tool_call_json).collect();
@@ -167,7 +165,7 @@ impl Writer for ChunkWriter {
             }
             ChatEvent::ToolCallFinished { .. } => return Step::Go(Vec::new()),
             ChatEvent::Finished(outcome) => {
-                add_usage(&mut self.usage, &outcome.usage);
+                self.usage.add(&outcome.usage);
                 self.chunk(index, json!({}), Some(finish_reason(outcome.finish)))
             }
         };

@@ -5,8 +5,7 @@ use crate::{
     body::JsonBody,
     headers,
     openai::{
-        Envelope, add_usage, fields::Fields, logprobs::TextLogprobs, parameters::Parameters, response_format,
-        usage_json,
+        Envelope, fields::Fields, logprobs::TextLogprobs, parameters::Parameters, response_format, usage_json,
     },
     routes::{QUICK_TEXT_BYTES, apart, chat_completions::engine_of},
     sse::{self, Message, Step, Writer},
@@ -222,7 +221,7 @@ impl Choice {
         while let Some(event) = stream.next().await {
             self.take(event?);
         }
-        add_usage(usage, &self.usage);
+        usage.add(&self.usage);
         Ok(self.json())
     }
 }
@@ -262,7 +261,7 @@ impl Writer for ChunkWriter {
 
     fn end(&mut self) -> Vec<Message> {
         let mut usage = Usage::default();
-        self.choices.iter().for_each(|choice| add_usage(&mut usage, &choice.usage));
+        self.choices.iter().for_each(|choice| usage.add(&choice.usage));
         let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&usage)));
         usage.into_iter().chain([Message::done()]).collect()
     }

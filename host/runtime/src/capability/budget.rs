@@ -92,7 +92,7 @@ impl Reservation {
     /// The generation has ended, and this is what it used.
     pub(crate) fn settle(mut self, usage: &Usage) {
         self.produced = usage.completion_tokens.min(self.max_tokens);
-        add(&mut self.turn.lock().usage, usage);
+        self.turn.lock().usage.add(usage);
     }
 }
 
@@ -102,11 +102,4 @@ impl Drop for Reservation {
         spent.tokens -= self.max_tokens - self.produced;
         spent.running -= 1;
     }
-}
-
-pub(crate) fn add(sum: &mut Usage, usage: &Usage) {
-    sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
-    sum.cached_tokens = sum.cached_tokens.saturating_add(usage.cached_tokens);
-    sum.completion_tokens = sum.completion_tokens.saturating_add(usage.completion_tokens);
-    sum.forced_tokens = sum.forced_tokens.saturating_add(usage.forced_tokens);
 }

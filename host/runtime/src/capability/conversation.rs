@@ -3,7 +3,6 @@
 //! A turn works on copies of the session's conversations; what it changed is committed with it. One generation at a
 //! time extends a conversation, and nothing else changes it meanwhile.
 
-use super::budget::add;
 use crate::bindings::types::Error;
 use serde::{Deserialize, Serialize};
 use skep_engine::{
@@ -261,7 +260,7 @@ impl Drop for Generating {
 pub(crate) fn total_usage<'a>(conversations: impl Iterator<Item = &'a StoredConversation>) -> Usage {
     let mut sum = Usage::default();
     for conversation in conversations {
-        add(&mut sum, &conversation.transcript.usage());
+        sum.add(&conversation.transcript.usage());
     }
     sum
 }

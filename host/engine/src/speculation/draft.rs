@@ -1,0 +1,72 @@
+//! A draft, and cutting a proposal down to what may become one.
+//!
+//! Invariant: behind the last token of a draft a token is drawn. A row that only repeats what is certain, or that could
+//! not come true, is not worth computing.
+
+use crate::constraint::OutputConstraint;
+
+/// Tokens that may follow a sequence. Empty: none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Draft {
+    pub tokens: Vec<DraftToken>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DraftToken {
+    pub id: u32,
+    /// If the tokens before it come true, the constraint leaves no choice but this one: it is not drawn.
+    pub forced: bool,
+}
+
+impl Draft {
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.tokens.iter().map(|token| token.id)
+    }
+
+    /// Whether a token is drawn after the first `count` tokens.
+    pub fn draws_after(&self, count: usize) -> bool {
+        self.tokens.get(count).is_none_or(|next| !next.forced)
+    }
+}
+
+/// What bounds a proposal.
+pub(crate) struct Walk<'a> {
+    /// At the end of the known tokens.
+    pub constraint: Option<OutputConstraint>,
+    /// Tokens that end the sequence: there is nothing to compute behind them.
+    pub ends: &'a [u32],
+    pub limit: usize,
+}
+
+impl Walk<'_> {
+    /// Follows the proposal as far as it can come true. Where the constraint forces something else than proposed,
+    /// that takes the proposal's place.
+    pub fn admit(mut self, proposal: &[u32]) -> Draft {
+        let mut draft = Draft::default();
+        let mut rest = proposal;
+        while let Some((&id, after)) = rest.split_first() {
+            let Some(forced) = self.step(id) else { break };
+            if draft.tokens.len() + 1 + forced.len() > self.limit {
+                break;
+            }
+            draft.tokens.push(DraftToken { id, forced: false });
+            rest = after.strip_prefix(forced.as_slice()).unwrap_or_default();
+            draft.tokens.extend(forced.into_iter().map(|id| DraftToken { id, forced: true }));
+        }
+        draft
+    }
+
+    /// Takes one token and gives what is then forced; `None` if the token cannot come true or nothing is drawn after.
+    fn step(&mut self, id: u32) -> Option<Vec<u32>> {
+        if self.ends.contains(&id) {
+            return None;
+        }
+        let Some(constraint) = &mut self.constraint else { return Some(Vec::new()) };
+        if !constraint.try_accept(id) || constraint.is_done() {
+            return None;
+        }
+        let forced = constraint.forced();
+        let accepted = forced.iter().all(|id| constraint.try_accept(*id));
+        (accepted && !constraint.is_done()).then_some(forced)
+    }
+}

@@ -1,0 +1,274 @@
+//! How much drafting pays, from what steps were measured to take and how often drafts came true.
+//!
+//! A step costs more with more rows, and a draft's row is a gain only if the draft comes true. So a draft has the
+//! length at which the expected tokens of the step, over its expected time, are the most; often that is nothing. What
+//! is off is tried again from time to time, ever more rarely, because both the text and the machine's load change.
+//!
+//! It reads no clock: times are given to it.
+
+use std::time::Duration;
+
+use super::Draft;
+use super::draft::DraftToken;
+
+/// Steps with more rows are bound by arithmetic, where a row costs its full price; they get no drafts.
+const MAX_ROWS: usize = 64;
+/// Weight of a new measurement.
+const NEW_STEP: f64 = 0.125;
+const NEW_DRAFT: f64 = 0.05;
+/// What a history forgets with each token that was tried.
+const HISTORY_DECAY: f64 = 0.95;
+/// Tokens for which the engine's own experience counts in a new sequence.
+const PRIOR_TOKENS: f64 = 4.0;
+/// Drafted when it is tried again, after so many steps that had something to draft but did not.
+const PROBE_TOKENS: usize = 4;
+const FIRST_PROBE_AFTER: u32 = 16;
+const LAST_PROBE_AFTER: u32 = 512;
+
+/// The load of one step so far.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub rows: usize,
+    /// Tokens that it is expected to give.
+    pub tokens: f64,
+}
+
+/// What all sequences of an engine have taught.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Seconds of a step by its rows, as moving averages.
+    step_s: [Option<f64>; MAX_ROWS + 1],
+    /// Share of drafted tokens that came true.
+    acceptance: f64,
+}
+
+/// How the drafts of one sequence fared.
+#[derive(Debug, Clone)]
+pub(super) struct History {
+    accepted: f64,
+    tried: f64,
+    /// Steps since something was drafted, and after how many it is tried again.
+    quiet: u32,
+    probe_after: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace { step_s: [None; MAX_ROWS + 1], acceptance: 0.5 }
+    }
+}
+
+impl Pace {
+    pub fn row_limit(&self) -> usize {
+        MAX_ROWS
+    }
+
+    pub fn new_history(&self) -> History {
+        History {
+            accepted: self.acceptance * PRIOR_TOKENS,
+            tried: PRIOR_TOKENS,
+            quiet: 0,
+            probe_after: FIRST_PROBE_AFTER,
+        }
+    }
+
+    /// The number of the draft's tokens with which a step of that load gives most tokens per second.
+    pub fn worth(&self, draft: &Draft, history: &mut History, load: &Load) -> usize {
+        let rate = |count: usize| {
+            let tokens = load.tokens + history.expected(&draft.tokens[..count]);
+            Some(tokens / self.step_s(load.rows + count)?)
+        };
+        let counts = (1..=draft.tokens.len()).filter(|count| draft.draws_after(*count));
+        // Without drafts it must be known what a step takes, or there is nothing to compare.
+        let Some(mut best) = rate(0).map(|rate| (rate, 0)) else { return 0 };
+        for count in counts.clone() {
+            best = rate(count).filter(|rate| *rate > best.0).map_or(best, |rate| (rate, count));
+        }
+        if best.1 > 0 {
+            history.quiet = 0;
+            return best.1;
+        }
+        history.quiet += 1;
+        if history.quiet < history.probe_after {
+            return 0;
+        }
+        history.quiet = 0;
+        history.probe_after = (history.probe_after * 2).min(LAST_PROBE_AFTER);
+        counts.take_while(|count| *count <= PROBE_TOKENS).last().unwrap_or(0)
+    }
+
+    pub fn record_draft(&mut self, accepted: usize, refuted: bool) {
+        (0..accepted).for_each(|_| self.acceptance += NEW_DRAFT * (1.0 - self.acceptance));
+        if refuted {
+            self.acceptance -= NEW_DRAFT * self.acceptance;
+        }
+    }
+
+    pub fn record_step(&mut self, rows: usize, time: Duration) {
+        let Some(average) = self.step_s.get_mut(rows) else { return };
+        let time = time.as_secs_f64();
+        *average = Some(average.map_or(time, |old| old + NEW_STEP * (time - old)));
+    }
+
+    /// What a step of so many rows takes: as measured, or between its measured neighbours. More rows than ever
+    /// measured are taken to cost what the most did, so that they are tried.
+    fn step_s(&self, rows: usize) -> Option<f64> {
+        let known = |rows: usize| self.step_s.get(rows).copied().flatten().map(|time| (rows, time));
+        let below = (1..=rows.min(MAX_ROWS)).rev().find_map(known);
+        let above = (rows..=MAX_ROWS).find_map(known);
+        match (below, above) {
+            (Some((low, fast)), Some((high, slow))) if low < high => {
+                Some(fast + (slow - fast) * (rows - low) as f64 / (high - low) as f64)
+            }
+            (Some((_, time)), _) => Some(time),
+            (None, _) => None,
+        }
+    }
+}
+
+impl History {
+    /// Tokens of the draft that come true, as far as can be known.
+    pub fn expected(&self, draft: &[DraftToken]) -> f64 {
+        let acceptance = self.accepted / self.tried;
+        let drawn = draft.iter().filter(|token| !token.forced);
+        // A token counts only if all before it came true.
+        drawn.scan(1.0, |all, _| Some(std::mem::replace(all, *all * acceptance) * acceptance)).sum()
+    }
+
+    pub fn record(&mut self, accepted: usize, refuted: bool) {
+        if accepted > 0 {
+            self.probe_after = FIRST_PROBE_AFTER;
+        }
+        for came_true in std::iter::repeat_n(1.0, accepted).chain(refuted.then_some(0.0)) {
+            self.accepted = self.accepted * HISTORY_DECAY + came_true;
+            self.tried = self.tried * HISTORY_DECAY + 1.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine on which a step of `rows` takes `step_us(rows)`, and a text of which every `period`th guess is wrong.
+    struct Scripted {
+        pace: Pace,
+        history: History,
+        step_us: fn(usize) -> u64,
+        period: usize,
+        position: usize,
+    }
+
+    /// What a run came to.
+    #[derive(Debug, Default)]
+    struct Run {
+        us: u64,
+        drafted: usize,
+        steps_with_drafts: usize,
+    }
+
+    impl Scripted {
+        fn new(step_us: fn(usize) -> u64, period: usize) -> Self {
+            let pace = Pace::default();
+            Scripted { history: pace.new_history(), pace, step_us, period, position: 0 }
+        }
+
+        fn run(&mut self, tokens: usize) -> Run {
+            let (mut run, end) = (Run::default(), self.position + tokens);
+            while self.position < end {
+                let draft = Draft { tokens: vec![DraftToken { id: 1, forced: false }; 15] };
+                let drafted = self.pace.worth(&draft, &mut self.history, &Load { rows: 1, tokens: 1.0 });
+                let right =
+                    (0..drafted).take_while(|n| !(self.position + n).is_multiple_of(self.period)).count();
+                self.history.record(right, right < drafted);
+                self.pace.record_draft(right, right < drafted);
+                let us = (self.step_us)(1 + drafted);
+                self.pace.record_step(1 + drafted, Duration::from_micros(us));
+                self.position += right + 1;
+                run.us += us;
+                run.drafted += drafted;
+                run.steps_with_drafts += usize::from(drafted > 0);
+            }
+            run
+        }
+    }
+
+    /// Memory-bound: rows are nearly free up to sixteen.
+    fn cheap_rows(rows: usize) -> u64 {
+        5000 + 50 * rows as u64
+    }
+
+    fn fair_rows(rows: usize) -> u64 {
+        5000 + 500 * rows as u64
+    }
+
+    /// Compute-bound: a row costs what a step does.
+    fn dear_rows(rows: usize) -> u64 {
+        5000 * rows as u64
+    }
+
+    #[test]
+    fn guesses_that_come_true_are_used_where_rows_are_cheap() {
+        let run = Scripted::new(cheap_rows, 1000).run(2000);
+        assert!(run.us < 2000 * cheap_rows(1) / 8, "{run:?}");
+    }
+
+    #[test]
+    fn dear_rows_switch_it_off_however_good_the_guesses_are() {
+        let mut scripted = Scripted::new(dear_rows, 1000);
+        scripted.run(200);
+        let run = scripted.run(4000);
+        assert!(run.us < 4000 * dear_rows(1) * 21 / 20, "{run:?}");
+        assert!(run.steps_with_drafts > 0, "it tries again: {run:?}");
+    }
+
+    #[test]
+    fn wrong_guesses_switch_it_off() {
+        let mut scripted = Scripted::new(fair_rows, 1);
+        scripted.run(200);
+        let run = scripted.run(4000);
+        assert!(run.drafted < 200, "{run:?}");
+        assert!(run.drafted > 0, "it tries again: {run:?}");
+    }
+
+    #[test]
+    fn it_comes_back_when_the_text_starts_to_repeat() {
+        let mut scripted = Scripted::new(fair_rows, 1);
+        scripted.run(2000);
+        scripted.period = 1000;
+        scripted.run(600);
+        let run = scripted.run(1000);
+        assert!(run.us < 1000 * fair_rows(1) / 2, "{run:?}");
+    }
+
+    #[test]
+    fn a_sequence_begins_with_what_others_have_taught() {
+        let mut scripted = Scripted::new(fair_rows, 1);
+        for _ in 0..10 {
+            scripted.history = scripted.pace.new_history();
+            scripted.run(50);
+        }
+        scripted.history = scripted.pace.new_history();
+        let run = scripted.run(15);
+        assert_eq!(run.drafted, 0, "{run:?}");
+    }
+
+    #[test]
+    fn nothing_is_drafted_before_a_step_without_drafts_was_measured() {
+        let pace = Pace::default();
+        let draft = Draft { tokens: vec![DraftToken { id: 1, forced: false }; 4] };
+        assert_eq!(pace.worth(&draft, &mut pace.new_history(), &Load { rows: 1, tokens: 1.0 }), 0);
+    }
+
+    #[test]
+    fn a_draft_never_ends_where_the_next_token_is_forced() {
+        let mut pace = Pace::default();
+        pace.record_step(1, Duration::from_millis(5));
+        // The last of these costs more than it is worth, and with it the forced tokens before it.
+        (2..=3).for_each(|rows| pace.record_step(rows, Duration::from_millis(5)));
+        (4..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(50)));
+        let token = |forced| DraftToken { id: 1, forced };
+        let draft = Draft { tokens: [false, false, true, true, false].map(token).to_vec() };
+        assert_eq!(pace.worth(&draft, &mut pace.new_history(), &Load { rows: 1, tokens: 1.0 }), 1);
+    }
+}

@@ -1,0 +1,252 @@
+//! What the rows of one step are for: which are scored, which draw a token under which mask, and what their outputs
+//! make of a sequence.
+//!
+//! Invariant: a row behind a draft counts only if every token of the draft before it came true, so a sequence is told
+//! exactly the tokens that it would have been told one step at a time.
+
+use skep_model::{Batch, BatchSequence, LogitRow, LogitsWanted, RowOutput, SampleRow, ScoreRow};
+
+use crate::constraint::{OutputConstraint, TokenMask};
+use crate::kv::pages_for;
+use crate::scheduler::{Ending, PlannedSequence, Scheduler};
+use crate::sequence::{Sequence, SequenceId};
+use crate::speculation::{Draft, DraftToken};
+use crate::{EngineError, FinishReason};
+
+/// What the logit rows of one planned sequence are for.
+pub(crate) struct RowUse {
+    pub id: SequenceId,
+    /// Known tokens that the step computes.
+    tokens: usize,
+    /// Row in the step and the prompt token that it predicts.
+    scores: Vec<ScoreRow>,
+    next: Next,
+    draft: Draft,
+    /// The output and the draft behind it, where there is one.
+    drafted_output: Vec<u32>,
+}
+
+/// What comes after the tokens that the step computes.
+enum Next {
+    /// More of the prompt is to come, or nothing is wanted.
+    Nothing,
+    /// The sequence ends here without another token.
+    End(Ending),
+    Draw(Vec<DrawnRow>),
+}
+
+/// A row that draws the token after the first `after` tokens of the draft.
+struct DrawnRow {
+    row: usize,
+    after: usize,
+    mask: Option<TokenMask>,
+}
+
+/// What a step made of a sequence.
+pub(crate) struct Committed {
+    pub ending: Option<Ending>,
+    /// Tokens that it computed and that are the sequence's own.
+    pub computed: usize,
+    /// `None` if there was no draft.
+    pub draft: Option<CheckedDraft>,
+}
+
+/// What became of a draft.
+pub(crate) struct CheckedDraft {
+    /// Drawn tokens that are as drafted, and drafted ones that are not drawn.
+    pub accepted: usize,
+    pub rejected: usize,
+    /// Another token was drawn, rather than that the sequence ended before it.
+    pub refuted: bool,
+}
+
+pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
+    let sequences = plan.iter().filter_map(|planned| {
+        let sequence = scheduler.sequence(planned.id)?;
+        let end = sequence.computed + planned.tokens;
+        let logits = match sequence.next_scored_row() {
+            Some(_) => LogitsWanted::All,
+            None if end == sequence.tokens.len() && !sequence.is_prefill_only() => {
+                LogitsWanted::Tail(1 + planned.draft.tokens.len())
+            }
+            None => LogitsWanted::None,
+        };
+        let known = sequence.tokens[sequence.computed..end].iter().copied();
+        let pages = pages_for(end + planned.draft.tokens.len());
+        Some(BatchSequence {
+            tokens: known.chain(planned.draft.ids()).collect(),
+            start: sequence.computed,
+            pages: sequence.pages.pages()[..pages].to_vec(),
+            logits,
+        })
+    });
+    Batch { sequences: sequences.collect() }
+}
+
+/// Says what each sequence's rows are for and computes the masks.
+pub(crate) fn row_uses(scheduler: &mut Scheduler, plan: Vec<PlannedSequence>, batch: &Batch) -> Vec<RowUse> {
+    let mut first_row = 0;
+    let mut uses = Vec::with_capacity(plan.len());
+    for (planned, rows) in plan.into_iter().zip(&batch.sequences) {
+        let Some(sequence) = scheduler.sequence_mut(planned.id) else { continue };
+        uses.push(RowUse::of(sequence, planned, rows, first_row));
+        first_row += rows.logit_rows();
+    }
+    uses
+}
+
+impl RowUse {
+    fn of(
+        sequence: &mut Sequence,
+        planned: PlannedSequence,
+        rows: &BatchSequence,
+        first_row: usize,
+    ) -> RowUse {
+        let PlannedSequence { id, tokens, draft } = planned;
+        let end = rows.start + tokens;
+        let scores = match sequence.next_scored_row() {
+            None => Vec::new(),
+            Some(next) => (next..end.min(sequence.prompt().len() - 1))
+                .map(|position| ScoreRow {
+                    row: first_row + position - rows.start,
+                    target: sequence.tokens[position + 1],
+                    top: sequence.request.prompt_logprobs.unwrap_or(0),
+                })
+                .collect(),
+        };
+        let drafted_output = match draft.tokens.is_empty() {
+            true => Vec::new(),
+            false => sequence.output().iter().copied().chain(draft.ids()).collect(),
+        };
+        let next = match end < sequence.tokens.len() {
+            true => Next::Nothing,
+            false => next_of(sequence, &draft, first_row + rows.logit_rows()),
+        };
+        RowUse { id, tokens, scores, next, draft, drafted_output }
+    }
+
+    /// What the executor is asked, in the order in which [`RowUse::commit`] takes the answers.
+    pub fn logit_rows<'a>(&'a self, sequence: &'a Sequence) -> Vec<LogitRow<'a>> {
+        let known = sequence.output().len();
+        let output = if self.drafted_output.is_empty() { sequence.output() } else { &self.drafted_output };
+        let drawn: &[DrawnRow] = if let Next::Draw(rows) = &self.next { rows } else { &[] };
+        let drawn = drawn.iter().map(|drawn| SampleRow {
+            row: drawn.row,
+            sampling: &sequence.request.sampling,
+            seed: sequence.seed,
+            step: (known + drawn.after) as u64,
+            mask: drawn.mask.as_ref().map(TokenMask::words),
+            banned: sequence.banned(),
+            prompt: sequence.prompt(),
+            output: &output[..known + drawn.after],
+            top_logprobs: sequence.request.top_logprobs,
+        });
+        self.scores.iter().copied().map(LogitRow::Score).chain(drawn.map(LogitRow::Sample)).collect()
+    }
+
+    /// Hands the outputs to the sequence.
+    pub fn commit(self, sequence: &mut Sequence, outputs: Vec<Result<RowOutput, EngineError>>) -> Committed {
+        let known = sequence.tokens.len();
+        let draft: Vec<u32> = self.draft.ids().collect();
+        let ending = append(sequence, self.scores.len(), self.next, &draft, outputs);
+        let came = &sequence.tokens[known..];
+        let agreed = draft.iter().zip(came).take_while(|(drafted, token)| drafted == token).count();
+        let accepted = drawn(&self.draft.tokens[..agreed]);
+        let checked = CheckedDraft {
+            accepted,
+            rejected: drawn(&self.draft.tokens) - accepted,
+            refuted: agreed < draft.len() && agreed < came.len(),
+        };
+        let draft = (!draft.is_empty()).then_some(checked);
+        Committed { ending, computed: self.tokens + agreed, draft }
+    }
+}
+
+/// Tokens of a draft that are not certain if those before them come true.
+fn drawn(draft: &[DraftToken]) -> usize {
+    draft.iter().filter(|token| !token.forced).count()
+}
+
+fn append(
+    sequence: &mut Sequence,
+    scores: usize,
+    next: Next,
+    draft: &[u32],
+    outputs: Vec<Result<RowOutput, EngineError>>,
+) -> Option<Ending> {
+    let known = sequence.tokens.len();
+    let mut outputs = outputs.into_iter();
+    let missing = || EngineError::Failed("the executor gave no token for a row".to_string());
+    for _ in 0..scores {
+        match outputs.next().unwrap_or_else(|| Err(missing())) {
+            Ok(score) => sequence.record_score(score),
+            Err(error) => return Some(Err(error)),
+        }
+    }
+    let rows = match next {
+        Next::Nothing => return None,
+        Next::End(ending) => return Some(ending),
+        Next::Draw(rows) => rows,
+    };
+    for drawn in rows {
+        if sequence.tokens[known..] != draft[..drawn.after] {
+            return None;
+        }
+        let output = outputs.next().unwrap_or_else(|| Err(missing()));
+        let ending = output.and_then(|output| sequence.append_sampled(output)).transpose();
+        if ending.is_some() {
+            return ending;
+        }
+    }
+    None
+}
+
+/// What comes after the last known token and after each token of the draft, of which the last has the row before
+/// `end_row`.
+fn next_of(sequence: &mut Sequence, draft: &Draft, end_row: usize) -> Next {
+    if sequence.is_prefill_only() {
+        return Next::End(Ok(FinishReason::Length));
+    }
+    let first_drawn = end_row - 1 - draft.tokens.len();
+    let drawn = (0..=draft.tokens.len()).filter(|after| draft.draws_after(*after));
+    let banned = sequence.banned().to_vec();
+    let masks = match sequence.constraint_mut().map(|constraint| masks(constraint, draft, &banned)) {
+        None => drawn.map(|after| (after, None)).collect(),
+        Some(Ok(masks)) if masks.is_empty() => return Next::End(Ok(FinishReason::ConstraintDone)),
+        Some(Ok(masks)) => drawn.zip(masks.into_iter().map(Some)).collect::<Vec<_>>(),
+        Some(Err(error)) => return Next::End(Err(error)),
+    };
+    Next::Draw(
+        masks.into_iter().map(|(after, mask)| DrawnRow { row: first_drawn + after, after, mask }).collect(),
+    )
+}
+
+/// The masks of a sequence's drawn rows in order, up to the first that leaves nothing to draw. Only a failure of the
+/// first row is one of the sequence: the others may never be reached.
+fn masks(
+    constraint: &mut OutputConstraint,
+    draft: &Draft,
+    banned: &[u32],
+) -> Result<Vec<TokenMask>, EngineError> {
+    let first = constraint.mask()?;
+    if !first.allows_other_than(banned) {
+        return Ok(Vec::new());
+    }
+    let mut masks = vec![first];
+    if draft.tokens.is_empty() {
+        return Ok(masks);
+    }
+    let mut ahead = constraint.fork();
+    for (at, token) in draft.tokens.iter().enumerate() {
+        if !ahead.try_accept(token.id) {
+            break;
+        }
+        if draft.draws_after(at + 1) {
+            match ahead.mask() {
+                Ok(mask) if mask.allows_other_than(banned) => masks.push(mask),
+                _ => break,
+            }
+        }
+    }
+    Ok(masks)
+}
