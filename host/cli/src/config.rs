@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
-use skep_engine::Routing;
+use skep_engine::{Routing, Speculation};
 use skep_model::KvDtype;
 use skep_runtime::{Limits, LimitsToml};
 use skep_store::Durability;
@@ -61,6 +61,7 @@ pub struct EngineConfig {
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
     pub default_deadline_s: Option<u64>,
+    pub speculation: Option<SpeculationConfig>,
     pub tensor_parallel: Option<usize>,
     pub pipeline_parallel: Option<usize>,
 }
@@ -78,6 +79,14 @@ pub enum RoutingConfig {
 pub enum KvConfig {
     F16,
     F32,
+}
+
+/// Whether the engine guesses ahead, and from what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpeculationConfig {
+    Off,
+    PromptLookup,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -152,6 +161,7 @@ impl Config {
         set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);
         set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
+        set(&mut options.engine.speculation, &engine.speculation.map(Speculation::from));
         set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
@@ -189,6 +199,15 @@ impl From<KvConfig> for KvDtype {
     }
 }
 
+impl From<SpeculationConfig> for Speculation {
+    fn from(speculation: SpeculationConfig) -> Self {
+        match speculation {
+            SpeculationConfig::Off => Speculation::Off,
+            SpeculationConfig::PromptLookup => Speculation::prompt_lookup(),
+        }
+    }
+}
+
 fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
     Limits {
         memory_mb: limits.memory_mb.unwrap_or(default.memory_mb),
@@ -214,7 +233,7 @@ mod tests {
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
         let config = Config::parse(
-            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
+            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\nspeculation = \"prompt-lookup\"\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
         )
         .expect("valid");
         let mut options = ServerOptions::default();
@@ -225,6 +244,7 @@ mod tests {
         assert_eq!(options.executor.kv, KvDtype::F32);
         assert_eq!((options.replicas.get(), options.engine.routing), (2, Routing::RoundRobin));
         assert_eq!(options.engine.max_queue, 7);
+        assert_eq!(options.engine.speculation, Speculation::prompt_lookup());
         assert_eq!(options.runtime.ceilings.memory_mb, 16);
         assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);
         assert_eq!(options.gateway.drain, Duration::from_secs(2));

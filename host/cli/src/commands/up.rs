@@ -10,7 +10,7 @@ use skep_model::physical_cores;
 
 use super::out;
 use crate::agent_source::AgentSource;
-use crate::config::Config;
+use crate::config::{Config, SpeculationConfig};
 use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
@@ -36,7 +36,8 @@ skep.toml, every line optional:
   threads = 4
   [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
   kv_tokens = 65536             # step_tokens, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
-                                # default_deadline_s, tensor_parallel, pipeline_parallel
+                                # default_deadline_s, tensor_parallel, pipeline_parallel,
+                                # speculation = \"off\" | \"prompt-lookup\"
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb
   memory_mb = 64
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
@@ -65,6 +66,9 @@ pub struct Args {
     /// Engines of the model, each with its own KV cache; a session stays on its own [default: 1]
     #[arg(long, value_name = "N")]
     replicas: Option<NonZeroUsize>,
+    /// Guess ahead, and from what [default: off]
+    #[arg(long, value_name = "HOW")]
+    speculation: Option<SpeculationConfig>,
     /// Settings of the operator; flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -113,6 +117,9 @@ fn options(args: &Args) -> Result<ServerOptions> {
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
     options.replicas = args.replicas.unwrap_or(options.replicas);
+    if let Some(speculation) = args.speculation {
+        options.engine.speculation = speculation.into();
+    }
     if let Some(model) = &args.model {
         options.model = model.clone();
     }
