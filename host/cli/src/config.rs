@@ -215,6 +215,10 @@ fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
         turn_ms: limits.turn_ms.unwrap_or(default.turn_ms),
         tokens_per_turn: limits.tokens_per_turn.unwrap_or(default.tokens_per_turn),
         state_kb: limits.state_kb.unwrap_or(default.state_kb),
+        host_calls: limits.host_calls.unwrap_or(default.host_calls),
+        host_call_kb: limits.host_call_kb.unwrap_or(default.host_call_kb),
+        log_kb: limits.log_kb.unwrap_or(default.log_kb),
+        concurrent_turns: limits.concurrent_turns.unwrap_or(default.concurrent_turns),
     }
 }
 

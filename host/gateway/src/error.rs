@@ -100,6 +100,9 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::MailboxFull { retry_after_ms, .. } => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
+            RuntimeError::TooManyTurns { retry_after_ms, .. } => {
+                return ApiError::busy(message, code, retry_after_ms);
+            }
             RuntimeError::AgentNotFound { .. }
             | RuntimeError::SessionNotFound { .. }
             | RuntimeError::VersionNotFound { .. } => StatusCode::NOT_FOUND,

@@ -89,10 +89,10 @@ impl AgentHost {
         AgentName::new(&invocation.agent)?;
         SessionId::new(&invocation.session)?;
         check(&invocation)?;
-        services.agent(&invocation.agent)?;
+        let active = services.active(&*services.agent(&invocation.agent)?)?;
         let key = SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() };
         let (end, handle) = run_channel();
-        let request = TurnRequest { invocation, received_at_ms: now_ms(), end, _active: services.active() };
+        let request = TurnRequest { invocation, received_at_ms: now_ms(), end, _active: active };
         self.inner.sessions.send(services, key, Command::Turn(Box::new(request)))?;
         Ok(handle)
     }

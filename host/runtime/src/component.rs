@@ -15,7 +15,7 @@ use crate::{
     bindings::{AgentPre, handler},
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
-    instance::{self, MemoryLimiter},
+    instance,
     summary::{AgentDetail, AgentSummary},
     tools::Tools,
 };
@@ -119,7 +119,7 @@ impl Compiler {
             StateView::new(Arc::default(), 0),
             ConversationSet::new(Arc::default()),
             TurnLog::new(manifest.name.as_str(), "", 0),
-            MemoryLimiter::new(limits.memory_mb),
+            &limits,
         );
         let (described, mut context) = instance::describe(&self.wasm, &pre, &limits, context).await;
         let handler::Description { description, tools } =

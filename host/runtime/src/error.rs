@@ -29,6 +29,11 @@ pub enum RuntimeError {
     ModelUnknown { name: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
+    #[error(
+        "{limit} turns of agent {agent:?} run or wait already; try again in {retry_after_ms} ms, or allow more with \
+         `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
+    )]
+    TooManyTurns { agent: String, limit: u32, retry_after_ms: u32 },
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("the agent failed: {message}")]
@@ -67,6 +72,7 @@ impl RuntimeError {
             Self::Route { .. } => "invalid_route",
             Self::ModelUnknown { .. } => "model_unknown",
             Self::MailboxFull { .. } => "mailbox_full",
+            Self::TooManyTurns { .. } => "too_many_turns",
             Self::Engine(error) => engine_code(error),
             Self::AgentFailed { .. } => "agent_failed",
             Self::InvalidMessage { .. } => "invalid_message",

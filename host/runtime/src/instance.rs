@@ -8,6 +8,7 @@ mod memory;
 mod verdict;
 
 pub(crate) use memory::MemoryLimiter;
+pub(crate) use verdict::LimitTrap;
 
 use crate::{
     Limits, RuntimeError,
@@ -18,7 +19,7 @@ use crate::{
 };
 use cpu::{CpuMeter, Metered};
 use std::{sync::Arc, time::Instant};
-use verdict::{LimitTrap, Verdict};
+use verdict::Verdict;
 use wasmtime::{Store, UpdateDeadline};
 
 /// Of strings and lists that a guest passes in one call.
@@ -64,20 +65,7 @@ async fn call<R: Send + 'static>(
     context: TurnContext,
     body: impl AsyncFnOnce(&Agent, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<R, RuntimeError>, TurnContext) {
-    let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
-    let mut store = Store::new(&wasm.engine, context);
-    store.limiter(|context| &mut context.memory);
-    store.set_hostcall_fuel(MAX_CALL_BYTES);
-    store.set_max_component_handles(MAX_HANDLES);
-    // The guest is stopped at every tick that it runs through, to give way to others and to have its time looked at.
-    store.set_epoch_deadline(1);
-    let metered = meter.clone();
-    store.epoch_deadline_callback(move |_| {
-        if metered.is_over() {
-            return Err(LimitTrap::CPU.into());
-        }
-        Ok(UpdateDeadline::Yield(1))
-    });
+    let (mut store, meter) = bounded_store(wasm, limits, context);
     let ticking = wasm.tick();
     let run = async {
         let agent = pre.instantiate_async(&mut store).await?;
@@ -98,4 +86,26 @@ async fn call<R: Send + 'static>(
         Err(stopped) => Err(stopped),
     };
     (result, context)
+}
+
+fn bounded_store(
+    wasm: &WasmEngine,
+    limits: &Limits,
+    context: TurnContext,
+) -> (Store<TurnContext>, Arc<CpuMeter>) {
+    let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
+    let mut store = Store::new(&wasm.engine, context);
+    store.limiter(|context| &mut context.memory);
+    store.set_hostcall_fuel(MAX_CALL_BYTES);
+    store.set_max_component_handles(MAX_HANDLES);
+    // The guest is stopped at every tick that it runs through, to give way to others and to have its time looked at.
+    store.set_epoch_deadline(1);
+    let metered = meter.clone();
+    store.epoch_deadline_callback(move |_| {
+        if metered.is_over() {
+            return Err(LimitTrap::CPU.into());
+        }
+        Ok(UpdateDeadline::Yield(1))
+    });
+    (store, meter)
 }

@@ -16,6 +16,14 @@ pub struct Limits {
     pub tokens_per_turn: u32,
     /// Keys and values of a session.
     pub state_kb: u32,
+    /// Calls of the `skep:agent` interfaces in a turn.
+    pub host_calls: u32,
+    /// What those calls pass to the host and get from it, in a turn.
+    pub host_call_kb: u32,
+    /// Log lines of a turn.
+    pub log_kb: u32,
+    /// Turns of the agent that run or wait.
+    pub concurrent_turns: u32,
 }
 
 /// The `[limits]` of an `agent.toml`: what the agent asks for. What it leaves out is the default.
@@ -32,16 +40,43 @@ pub struct LimitsToml {
     pub tokens_per_turn: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_kb: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_calls: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_call_kb: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_kb: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrent_turns: Option<u32>,
 }
 
 /// What an agent gets that asks for nothing.
-const DEFAULT: Limits =
-    Limits { memory_mb: 64, cpu_ms: 2_000, turn_ms: 60_000, tokens_per_turn: 4_096, state_kb: 1_024 };
+const DEFAULT: Limits = Limits {
+    memory_mb: 64,
+    cpu_ms: 2_000,
+    turn_ms: 60_000,
+    tokens_per_turn: 4_096,
+    state_kb: 1_024,
+    host_calls: 100_000,
+    host_call_kb: 65_536,
+    log_kb: 256,
+    concurrent_turns: 1_000,
+};
 
 impl Default for Limits {
     /// The ceilings of an operator who sets none.
     fn default() -> Self {
-        Limits { memory_mb: 256, cpu_ms: 30_000, turn_ms: 600_000, tokens_per_turn: 32_768, state_kb: 16_384 }
+        Limits {
+            memory_mb: 256,
+            cpu_ms: 30_000,
+            turn_ms: 600_000,
+            tokens_per_turn: 32_768,
+            state_kb: 16_384,
+            host_calls: 1_000_000,
+            host_call_kb: 1_048_576,
+            log_kb: 1_024,
+            concurrent_turns: 10_000,
+        }
     }
 }
 
@@ -55,6 +90,14 @@ impl LimitsToml {
             turn_ms: least(self.turn_ms, DEFAULT.turn_ms, ceilings.turn_ms),
             tokens_per_turn: least(self.tokens_per_turn, DEFAULT.tokens_per_turn, ceilings.tokens_per_turn),
             state_kb: least(self.state_kb, DEFAULT.state_kb, ceilings.state_kb),
+            host_calls: least(self.host_calls, DEFAULT.host_calls, ceilings.host_calls),
+            host_call_kb: least(self.host_call_kb, DEFAULT.host_call_kb, ceilings.host_call_kb),
+            log_kb: least(self.log_kb, DEFAULT.log_kb, ceilings.log_kb),
+            concurrent_turns: least(
+                self.concurrent_turns,
+                DEFAULT.concurrent_turns,
+                ceilings.concurrent_turns,
+            ),
         }
     }
 
@@ -66,6 +109,10 @@ impl LimitsToml {
             ("turn_ms", self.turn_ms, 1, 86_400_000),
             ("tokens_per_turn", self.tokens_per_turn, 1, 16_777_216),
             ("state_kb", self.state_kb, 0, 1_048_576),
+            ("host_calls", self.host_calls, 0, 1_000_000_000),
+            ("host_call_kb", self.host_call_kb, 0, 1_073_741_824),
+            ("log_kb", self.log_kb, 0, 16_384),
+            ("concurrent_turns", self.concurrent_turns, 1, 1_000_000),
         ];
         for (name, value, least, most) in bounds {
             if let Some(value) = value

@@ -38,8 +38,8 @@ skep.toml, every line optional:
   kv_tokens = 65536             # step_tokens, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
                                 # default_deadline_s, tensor_parallel, pipeline_parallel,
                                 # speculation = \"off\" | \"prompt-lookup\"
-  [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb
-  memory_mb = 64
+  [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,
+  memory_mb = 64                # host_calls, host_call_kb, log_kb, concurrent_turns
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
   compile_s = 60                # max_artifact_bytes
   [http]                        # max_body_bytes, drain_s

@@ -122,6 +122,10 @@ fn detail_json(agent: &AgentDetail) -> Value {
         "turn_ms": agent.limits.turn_ms,
         "tokens_per_turn": agent.limits.tokens_per_turn,
         "state_kb": agent.limits.state_kb,
+        "host_calls": agent.limits.host_calls,
+        "host_call_kb": agent.limits.host_call_kb,
+        "log_kb": agent.limits.log_kb,
+        "concurrent_turns": agent.limits.concurrent_turns,
     });
     let tools = agent.tools.iter().map(|tool| {
         json!({

@@ -8,27 +8,36 @@ use crate::{
 use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
+
+/// What a caller is told to wait whose agent is busy.
+const RETRY_AFTER_MS: u32 = 1_000;
 
 pub(crate) struct Services {
     pub(crate) store: Store,
     pub(crate) models: ModelSet,
     wasm: WasmEngine,
     compiler: Compiler,
-    instances: Semaphore,
+    instances: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
     closed: AtomicBool,
     /// Turns that were taken and have not ended.
-    active: Arc<watch::Sender<usize>>,
+    active: Arc<watch::Sender<ActiveTurns>>,
+}
+
+#[derive(Default)]
+struct ActiveTurns {
+    total: usize,
+    of_agent: HashMap<String, u32>,
 }
 
 /// An agent by its name.
@@ -40,11 +49,14 @@ pub(super) enum Slot {
 }
 
 /// A turn that was taken; dropped when it has ended.
-pub(crate) struct Active(Arc<watch::Sender<usize>>);
+pub(crate) struct Active {
+    turns: Arc<watch::Sender<ActiveTurns>>,
+    agent: String,
+}
 
 /// A place to run an instance in.
-pub(crate) struct InstancePlace<'a> {
-    _permit: SemaphorePermit<'a>,
+pub(crate) struct InstancePlace {
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Services {
@@ -60,10 +72,10 @@ impl Services {
             models,
             wasm,
             compiler,
-            instances: Semaphore::new(options.max_instances.max(1)),
+            instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
             agents: RwLock::default(),
             closed: AtomicBool::new(false),
-            active: Arc::new(watch::Sender::new(0)),
+            active: Arc::default(),
         })
     }
 
@@ -192,8 +204,9 @@ impl Services {
     }
 
     /// Waits for a place to run an instance in.
-    pub(crate) async fn instance(&self) -> InstancePlace<'_> {
-        let permit = self.instances.acquire().await.expect("the semaphore is never closed");
+    pub(crate) async fn instance(&self) -> InstancePlace {
+        let places = self.instances.clone();
+        let permit = places.acquire_owned().await.expect("the semaphore is never closed");
         metrics::gauge!("skep_instances").increment(1.0);
         InstancePlace { _permit: permit }
     }
@@ -216,16 +229,27 @@ impl Services {
         self.closed.store(true, Ordering::Release);
     }
 
-    pub(super) fn active(&self) -> Active {
-        self.active.send_modify(|turns| *turns += 1);
-        Active(self.active.clone())
+    /// Takes a turn, unless the agent has as many as it may.
+    pub(super) fn active(&self, agent: &Deployed) -> Result<Active, RuntimeError> {
+        let (name, limit) = (agent.manifest.name.as_str(), agent.limits.concurrent_turns);
+        let mut taken = false;
+        self.active.send_modify(|turns| {
+            let of_agent = turns.of_agent.entry(name.to_owned()).or_default();
+            taken = *of_agent < limit;
+            *of_agent += u32::from(taken);
+            turns.total += usize::from(taken);
+        });
+        if taken {
+            return Ok(Active { turns: self.active.clone(), agent: name.to_owned() });
+        }
+        Err(RuntimeError::TooManyTurns { agent: name.to_owned(), limit, retry_after_ms: RETRY_AFTER_MS })
     }
 
     /// Resolves when no turn is left.
     pub(super) async fn quiet(&self) {
         let mut active = self.active.subscribe();
         // The sender is part of this; it is not dropped meanwhile.
-        let _ = active.wait_for(|turns| *turns == 0).await;
+        let _ = active.wait_for(|turns| turns.total == 0).await;
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Slot>> {
@@ -244,11 +268,19 @@ impl Slot {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.send_modify(|turns| *turns -= 1);
+        self.turns.send_modify(|turns| {
+            turns.total -= 1;
+            if let Some(of_agent) = turns.of_agent.get_mut(&self.agent) {
+                *of_agent -= 1;
+                if *of_agent == 0 {
+                    turns.of_agent.remove(&self.agent);
+                }
+            }
+        });
     }
 }
 
-impl Drop for InstancePlace<'_> {
+impl Drop for InstancePlace {
     fn drop(&mut self) {
         metrics::gauge!("skep_instances").decrement(1.0);
     }

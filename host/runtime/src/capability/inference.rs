@@ -63,6 +63,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         prompt: String,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
+        accessor.with(|mut access| access.get().charge(prompt.len()))?;
         let turn = match accessor.with(|mut access| access.get().turn()) {
             Ok(turn) => turn,
             Err(error) => return Ok(Err(error)),
@@ -77,6 +78,7 @@ impl HostWithStore<TurnContext> for Capabilities {
 
 impl Host for TurnContext {
     fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
+        self.charge(0)?;
         let Ok(turn) = self.turn() else { return Ok(Vec::new()) };
         let models = turn.models.iter().map(|engine| {
             let info = engine.info();
@@ -96,6 +98,7 @@ impl HostConversation for TurnContext {
         name: String,
         model: Option<String>,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        self.charge(name.len())?;
         let opened = self.turn().and_then(|turn| {
             let model = model.as_deref().unwrap_or(&turn.agent.model);
             self.conversations.open(&name, &turn.models, model)
@@ -108,6 +111,7 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
+        self.charge(text.len())?;
         Ok(self.table.get(&conversation)?.set_system(&text))
     }
 
@@ -116,6 +120,7 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
+        self.charge(text.len())?;
         Ok(self.table.get(&conversation)?.push(ChatMessage::user(text)))
     }
 
@@ -124,12 +129,16 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         result: ToolResult,
     ) -> wasmtime::Result<Result<(), Error>> {
+        self.charge(result.outcome.as_ref().map_or_else(String::len, String::len))?;
         let conversation = self.table.get(&conversation)?;
         Ok(self.turn().and_then(|turn| append_result(&turn, conversation, result)))
     }
 
     fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
-        Ok(self.table.get(&conversation)?.messages().into_iter().map(entry).collect())
+        self.charge(0)?;
+        let messages = self.table.get(&conversation)?.messages();
+        self.charge_result(messages.iter().map(|message| message.content.len()).sum())?;
+        Ok(messages.into_iter().map(entry).collect())
     }
 
     fn fork(
@@ -137,17 +146,20 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         name: String,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        self.charge(name.len())?;
         let source = self.table.get(&conversation)?.clone();
         let copy = self.conversations.fork(&source, &name);
         self.hand_out(copy)
     }
 
     fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+        self.charge(0)?;
         self.table.get(&conversation)?.clear();
         Ok(())
     }
 
     fn usage(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Usage> {
+        self.charge(0)?;
         Ok(generation::usage(&self.table.get(&conversation)?.usage()))
     }
 
@@ -170,6 +182,7 @@ impl TurnContext {
         conversation: &Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Begun, Error>> {
+        self.charge(options.stop.iter().map(String::len).sum())?;
         while self.streams.try_join_next().is_some() {}
         let conversation = self.table.get(conversation)?;
         Ok(self.turn().and_then(|turn| generation::begin(turn, conversation, options)))

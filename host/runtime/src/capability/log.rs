@@ -17,11 +17,14 @@ pub(crate) struct TurnLog {
     session: String,
     turn: u64,
     lines: Vec<LogEntry>,
+    bytes_left: usize,
+    limit_kb: u32,
     dropped: u64,
 }
 
 impl Host for TurnContext {
     fn write(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        self.charge(message.len())?;
         self.log.write(level, &message);
         Ok(())
     }
@@ -32,12 +35,18 @@ impl TurnLog {
         TurnLog { agent: agent.to_owned(), session: session.to_owned(), turn, ..TurnLog::default() }
     }
 
+    /// Takes so much text and no more.
+    pub(crate) fn within(self, limit_kb: u32) -> Self {
+        TurnLog { bytes_left: limit_kb as usize * 1024, limit_kb, ..self }
+    }
+
     pub(crate) fn write(&mut self, level: Level, message: &str) {
-        if self.lines.len() >= MAX_LINES {
+        let message = cut(message, MAX_LINE_BYTES);
+        if self.lines.len() >= MAX_LINES || message.len() > self.bytes_left {
             self.dropped += 1;
             return;
         }
-        let message = cut(message, MAX_LINE_BYTES);
+        self.bytes_left -= message.len();
         let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
         let name = match level {
             Level::Debug => {
@@ -69,7 +78,10 @@ impl TurnLog {
     pub(crate) fn take(&mut self) -> Vec<LogEntry> {
         let mut lines = std::mem::take(&mut self.lines);
         if self.dropped > 0 {
-            let message = format!("{} more lines were dropped; a turn may write {MAX_LINES}", self.dropped);
+            let message = format!(
+                "{} more lines were dropped; a turn may write {MAX_LINES}, of {} KiB together (`log_kb` under [limits])",
+                self.dropped, self.limit_kb
+            );
             lines.push(LogEntry { at_ms: now_ms(), level: "warn".to_owned(), message });
             self.dropped = 0;
         }
@@ -93,7 +105,7 @@ mod tests {
 
     #[test]
     fn lines_over_the_bounds_are_cut_or_counted() {
-        let mut log = TurnLog::new("a", "s", 1);
+        let mut log = TurnLog::new("a", "s", 1).within(256);
         log.write(Level::Error, &"é".repeat(MAX_LINE_BYTES));
         for _ in 0..MAX_LINES + 4 {
             log.write(Level::Info, "again");
@@ -101,7 +113,19 @@ mod tests {
         assert_eq!(log.last_error().map(str::len), Some(MAX_LINE_BYTES));
         let lines = log.take();
         assert_eq!(lines.len(), MAX_LINES + 1);
-        assert_eq!(lines[MAX_LINES].message, "5 more lines were dropped; a turn may write 200");
+        assert!(lines[MAX_LINES].message.starts_with("5 more lines were dropped; a turn may write 200"));
         assert!(log.take().is_empty());
+    }
+
+    #[test]
+    fn a_turn_writes_so_many_bytes_and_a_shorter_line_may_still_fit() {
+        let mut log = TurnLog::new("a", "s", 1).within(1);
+        log.write(Level::Info, &"x".repeat(1_000));
+        log.write(Level::Info, &"y".repeat(100));
+        log.write(Level::Info, "last words");
+        let lines = log.take();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[1].message, "last words");
+        assert!(lines[2].message.contains("`log_kb`"), "{}", lines[2].message);
     }
 }

@@ -4,6 +4,7 @@
 //! it to commit.
 
 mod budget;
+mod calls;
 mod conversation;
 mod generation;
 pub(crate) mod inference;
@@ -15,7 +16,8 @@ mod wasi;
 pub(crate) use budget::Turn;
 pub(crate) use conversation::{ConversationSet, StoredConversation, total_usage};
 
-use crate::{bindings, instance::MemoryLimiter};
+use crate::{Limits, bindings, instance::MemoryLimiter};
+use calls::CallBudget;
 use log::TurnLog;
 use state::StateView;
 use std::sync::Arc;
@@ -34,6 +36,7 @@ pub(crate) struct TurnContext {
     pub(crate) conversations: ConversationSet,
     pub(crate) log: TurnLog,
     pub(crate) memory: MemoryLimiter,
+    calls: CallBudget,
     table: ResourceTable,
     wasi: Wasi,
     /// Generations that a guest streams. They end with the turn.
@@ -46,12 +49,14 @@ impl TurnContext {
         state: StateView,
         conversations: ConversationSet,
         log: TurnLog,
-        memory: MemoryLimiter,
+        limits: &Limits,
     ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(MAX_RESOURCES);
         let (wasi, streams) = (Wasi::default(), JoinSet::new());
-        TurnContext { turn, state, conversations, log, memory, table, wasi, streams }
+        let (memory, calls) = (MemoryLimiter::new(limits.memory_mb), CallBudget::new(limits));
+        let log = log.within(limits.log_kb);
+        TurnContext { turn, state, conversations, log, memory, calls, table, wasi, streams }
     }
 
     /// Ends what still runs and takes in what the guest printed.

@@ -27,19 +27,27 @@ pub(crate) struct StateView {
 
 impl Host for TurnContext {
     fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
-        Ok(self.state.get(&key).cloned())
+        self.charge(key.len())?;
+        let value = self.state.get(&key).cloned();
+        self.charge_result(value.as_ref().map_or(0, Vec::len))?;
+        Ok(value)
     }
 
     fn set(&mut self, key: String, value: Vec<u8>) -> wasmtime::Result<Result<(), StateError>> {
+        self.charge(key.len() + value.len())?;
         Ok(self.state.set(key, value))
     }
 
     fn delete(&mut self, key: String) -> wasmtime::Result<bool> {
+        self.charge(key.len())?;
         Ok(self.state.delete(key))
     }
 
     fn keys(&mut self, prefix: String, after: Option<String>, limit: u32) -> wasmtime::Result<Vec<String>> {
-        Ok(self.state.keys(&prefix, after.as_deref(), limit))
+        self.charge(prefix.len() + after.as_ref().map_or(0, String::len))?;
+        let keys = self.state.keys(&prefix, after.as_deref(), limit);
+        self.charge_result(keys.iter().map(String::len).sum())?;
+        Ok(keys)
     }
 
     fn compare_and_set(
@@ -48,6 +56,7 @@ impl Host for TurnContext {
         expected: Option<Vec<u8>>,
         value: Vec<u8>,
     ) -> wasmtime::Result<Result<bool, StateError>> {
+        self.charge(key.len() + expected.as_ref().map_or(0, Vec::len) + value.len())?;
         if self.state.get(&key) != expected.as_ref() {
             return Ok(Ok(false));
         }

@@ -8,15 +8,23 @@ use wasmtime::{ResourceLimiter, Result};
 pub(crate) struct MemoryLimiter {
     limit_bytes: usize,
     bytes: usize,
-    refused: bool,
+    refused: Option<Refused>,
+}
+
+/// What a guest asked too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    Memory,
+    Table,
 }
 
 impl MemoryLimiter {
     pub(crate) fn new(limit_mb: u32) -> Self {
-        MemoryLimiter { limit_bytes: (limit_mb as usize) << 20, bytes: 0, refused: false }
+        MemoryLimiter { limit_bytes: (limit_mb as usize) << 20, bytes: 0, refused: None }
     }
 
-    pub(super) fn refused(&self) -> bool {
+    /// The first refusal.
+    pub(super) fn refused(&self) -> Option<Refused> {
         self.refused
     }
 }
@@ -25,7 +33,7 @@ impl ResourceLimiter for MemoryLimiter {
     fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
         let bytes = self.bytes.saturating_add(desired.saturating_sub(current));
         if bytes > self.limit_bytes {
-            self.refused = true;
+            self.refused.get_or_insert(Refused::Memory);
             return Ok(false);
         }
         self.bytes = bytes;
@@ -33,7 +41,11 @@ impl ResourceLimiter for MemoryLimiter {
     }
 
     fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
-        Ok(desired <= TABLE_ELEMENTS)
+        if desired > TABLE_ELEMENTS {
+            self.refused.get_or_insert(Refused::Table);
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     fn instances(&self) -> usize {
@@ -58,8 +70,16 @@ mod tests {
         let mut limiter = MemoryLimiter::new(1);
         assert!(limiter.memory_growing(0, 600 << 10, None).expect("no fault"));
         assert!(limiter.memory_growing(0, 400 << 10, None).expect("no fault"));
-        assert!(!limiter.refused());
+        assert_eq!(limiter.refused(), None);
         assert!(!limiter.memory_growing(400 << 10, 500 << 10, None).expect("no fault"));
-        assert!(limiter.refused());
+        assert_eq!(limiter.refused(), Some(Refused::Memory));
+    }
+
+    #[test]
+    fn a_table_over_its_bound_is_refused() {
+        let mut limiter = MemoryLimiter::new(1);
+        assert!(limiter.table_growing(0, TABLE_ELEMENTS, None).expect("no fault"));
+        assert!(!limiter.table_growing(TABLE_ELEMENTS, TABLE_ELEMENTS + 1, None).expect("no fault"));
+        assert_eq!(limiter.refused(), Some(Refused::Table));
     }
 }

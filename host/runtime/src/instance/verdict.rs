@@ -1,20 +1,35 @@
 //! Why a guest stopped, in words that help its author.
 
+use super::{MAX_CALL_BYTES, memory::Refused};
 use crate::{
     Limits, RuntimeError,
     capability::{TurnContext, log::cut},
+    engine::TABLE_ELEMENTS,
 };
 use wasmtime::{Trap, component::ResourceTableError};
 
 const MAX_MESSAGE_BYTES: usize = 2 << 10;
 
-/// Raised by the host in the middle of guest code.
-#[derive(Debug, thiserror::Error)]
+/// Raised by the host in the middle of guest code: the line under `[limits]` that was exceeded.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("limit {0} exceeded")]
-pub(super) struct LimitTrap(&'static str);
+pub(crate) struct LimitTrap(&'static str);
 
 impl LimitTrap {
-    pub(super) const CPU: LimitTrap = LimitTrap("cpu_ms");
+    pub(crate) const CPU: LimitTrap = LimitTrap("cpu_ms");
+    pub(crate) const HOST_CALLS: LimitTrap = LimitTrap("host_calls");
+    pub(crate) const HOST_CALL_BYTES: LimitTrap = LimitTrap("host_call_kb");
+}
+
+/// wasmtime's own bound of what one call copies has no public type. A test holds this to its words.
+const CALL_TOO_LARGE: &str = "fuel allocated for hostcalls has been exhausted";
+
+/// Of a bound that no setting moves.
+const FIXED: &str = "the host allows no more";
+
+/// Which lines allow more.
+fn settable(limit: &str) -> String {
+    format!("`{limit}` under [limits] in agent.toml asks for more, in skep.toml it is the operator's ceiling")
 }
 
 /// What the trap is judged by.
@@ -26,12 +41,16 @@ pub(super) struct Verdict<'a> {
 impl Verdict<'_> {
     pub(super) fn on(&self, error: wasmtime::Error) -> RuntimeError {
         let exceeded = |limit, message| RuntimeError::LimitExceeded { limit, message };
-        if error.downcast_ref::<LimitTrap>().is_some() {
-            return exceeded("cpu_ms", format!("the agent used {} ms of CPU time", self.limits.cpu_ms));
+        if let Some(LimitTrap(limit)) = error.downcast_ref() {
+            return exceeded(limit, format!("the agent {}; {}", self.excess(limit), settable(limit)));
         }
         let trap = error.downcast_ref::<Trap>();
         if trap == Some(&Trap::StackOverflow) {
-            return exceeded("stack", "the agent's calls nest too deeply".to_owned());
+            return exceeded("stack", format!("the agent's calls nest too deeply; {FIXED}"));
+        }
+        if error.root_cause().to_string().contains(CALL_TOO_LARGE) {
+            let message = format!("one call passes more than {MAX_CALL_BYTES} bytes; {FIXED}");
+            return exceeded("call_bytes", message);
         }
         if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
             return exceeded(
@@ -39,9 +58,18 @@ impl Verdict<'_> {
                 "the agent holds too many conversations at once; drop them".to_owned(),
             );
         }
-        if self.context.memory.refused() {
-            let limit = self.limits.memory_mb;
-            return exceeded("memory_mb", format!("the agent asked for more than {limit} MiB of memory"));
+        match self.context.memory.refused() {
+            Some(Refused::Memory) => {
+                let (limit, setting) = (self.limits.memory_mb, settable("memory_mb"));
+                let message = format!("the agent asked for more than {limit} MiB of memory; {setting}");
+                return exceeded("memory_mb", message);
+            }
+            Some(Refused::Table) => {
+                let message =
+                    format!("the agent asked for a table of more than {TABLE_ELEMENTS} entries; {FIXED}");
+                return exceeded("table_elements", message);
+            }
+            None => {}
         }
         if trap == Some(&Trap::AsyncDeadlock) {
             return RuntimeError::Trap {
@@ -49,6 +77,15 @@ impl Verdict<'_> {
             };
         }
         RuntimeError::Trap { message: self.describe(&error) }
+    }
+
+    fn excess(&self, limit: &str) -> String {
+        let Limits { cpu_ms, host_calls, host_call_kb, .. } = self.limits;
+        match limit {
+            "cpu_ms" => format!("used {cpu_ms} ms of CPU time"),
+            "host_calls" => format!("called the host {host_calls} times in a turn"),
+            _ => format!("exchanged {host_call_kb} KiB with the host in a turn"),
+        }
     }
 
     /// What the guest said last is a better reason than where it stopped.

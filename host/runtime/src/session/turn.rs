@@ -14,7 +14,7 @@ use crate::{
     },
     component::Deployed,
     events::TurnEnd,
-    instance::{self, MemoryLimiter},
+    instance,
 };
 use skep_engine::{Affinity, EngineError};
 use skep_store::{ConversationRow, TurnCommit};
@@ -106,7 +106,7 @@ impl Actor {
             state,
             conversations,
             TurnLog::new(&agent_name, &session, number),
-            MemoryLimiter::new(agent.limits.memory_mb),
+            &agent.limits,
         );
         end.events().push(RunEvent::Started { turn: number });
 

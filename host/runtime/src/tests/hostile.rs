@@ -78,7 +78,7 @@ async fn arguments_and_replies_are_bounded_whatever_memory_the_guest_has() {
         pages: 800,
         ..Guest::default()
     };
-    assert_eq!(verdict("", log).await.code(), "agent_trapped");
+    assert_eq!(limit(&verdict("", log).await), "call_bytes");
     let reply = Guest {
         on_message: "(local.set $text (i32.const 100000)) (local.set $length (i32.const 20000000))",
         pages: 800,

@@ -7,4 +7,5 @@ mod fixture;
 mod guest;
 mod hostile;
 mod inference;
+mod limits;
 mod sessions;

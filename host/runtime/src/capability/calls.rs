@@ -1,0 +1,58 @@
+//! How often, and with how much, a guest calls the host in one turn.
+//!
+//! A call costs the host more than the guest: it is cheap to ask for all messages of a conversation a million times. What
+//! goes in and what comes out both count.
+
+use crate::{Limits, capability::TurnContext, instance::LimitTrap};
+
+/// What is left to a turn.
+#[derive(Debug)]
+pub(crate) struct CallBudget {
+    calls: u32,
+    bytes: usize,
+}
+
+impl CallBudget {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        CallBudget { calls: limits.host_calls, bytes: limits.host_call_kb as usize * 1024 }
+    }
+
+    fn call(&mut self) -> Result<(), LimitTrap> {
+        self.calls = self.calls.checked_sub(1).ok_or(LimitTrap::HOST_CALLS)?;
+        Ok(())
+    }
+
+    fn pass(&mut self, bytes: usize) -> Result<(), LimitTrap> {
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(LimitTrap::HOST_CALL_BYTES)?;
+        Ok(())
+    }
+}
+
+impl TurnContext {
+    /// Counts a call with so many bytes of arguments. A guest that is over its limits traps.
+    pub(super) fn charge(&mut self, argument_bytes: usize) -> wasmtime::Result<()> {
+        self.calls.call()?;
+        Ok(self.calls.pass(argument_bytes)?)
+    }
+
+    /// Counts what a call gives back.
+    pub(super) fn charge_result(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        Ok(self.calls.pass(bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_call_and_the_last_byte_are_still_allowed() {
+        let mut budget = CallBudget::new(&Limits { host_calls: 2, host_call_kb: 1, ..Limits::default() });
+        budget.call().expect("one of two");
+        budget.call().expect("two of two");
+        assert_eq!(budget.call().expect_err("three of two"), LimitTrap::HOST_CALLS);
+        budget.pass(1_000).expect("of 1024");
+        budget.pass(24).expect("of 24");
+        assert_eq!(budget.pass(1).expect_err("there is no byte left"), LimitTrap::HOST_CALL_BYTES);
+    }
+}
