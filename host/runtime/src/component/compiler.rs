@@ -8,7 +8,7 @@ use crate::{Grants, RuntimeError, RuntimeOptions, engine::WasmEngine};
 use sha2::{Digest, Sha256};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Component;
 
 /// The bytes of a component: at hand, or in the store.
@@ -75,15 +75,17 @@ impl ComponentCompiler {
             imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
             return Ok(Compiled { component, digest, bytes });
         }
-        let code = match &bytes {
-            Some(bytes) => bytes.clone(),
+        let (code, place) = match &bytes {
+            Some(bytes) => (bytes.clone(), self.place_in_time().await?),
+            // At the start of the host all agents come at once, and each waits for its turn.
             None => {
-                let stored =
-                    self.store.component(&digest).await.map_err(|error| CompileError::Host(error.into()))?;
-                bytes.insert(Arc::new(stored)).clone()
+                let place = self.place().await;
+                let stored = self.store.component(&digest).await;
+                let stored = stored.map_err(|error| CompileError::Host(error.into()))?;
+                (bytes.insert(Arc::new(stored)).clone(), place)
             }
         };
-        let component = self.compile_bytes(code).await?;
+        let component = self.compile_bytes(code, place).await?;
         imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
         if let Some(cache) = &self.cache {
             cache.keep(&digest, &component).await;
@@ -91,19 +93,18 @@ impl ComponentCompiler {
         Ok(Compiled { component, digest, bytes })
     }
 
-    async fn compile_bytes(&self, bytes: Arc<Vec<u8>>) -> Result<Component, CompileError> {
-        let (engine, max_bytes, places) =
-            (self.wasm.engine.clone(), self.max_bytes as u64, self.places.clone());
-        let compiling = async {
-            let place = places.acquire_owned().await.expect("the semaphore is never closed");
-            apart(move || {
-                let _place = place;
-                refuse_core_module(&bytes)?;
-                weight::check(&bytes, max_bytes)?;
-                Component::from_binary(&engine, &bytes).map_err(|error| format!("{error:#}"))
-            })
-            .await
-        };
+    async fn compile_bytes(
+        &self,
+        bytes: Arc<Vec<u8>>,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Component, CompileError> {
+        let (engine, max_bytes) = (self.wasm.engine.clone(), self.max_bytes as u64);
+        let compiling = apart(move || {
+            let _place = place;
+            refuse_core_module(&bytes)?;
+            weight::check(&bytes, max_bytes)?;
+            Component::from_binary(&engine, &bytes).map_err(|error| format!("{error:#}"))
+        });
         match tokio::time::timeout(self.timeout, compiling).await {
             Ok(compiled) => compiled,
             Err(_elapsed) => Err(CompileError::Refused(format!(
@@ -111,6 +112,19 @@ impl ComponentCompiler {
                 self.timeout.as_secs_f32()
             ))),
         }
+    }
+
+    async fn place(&self) -> OwnedSemaphorePermit {
+        self.places.clone().acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    async fn place_in_time(&self) -> Result<OwnedSemaphorePermit, CompileError> {
+        tokio::time::timeout(self.timeout, self.place()).await.map_err(|_elapsed| {
+            CompileError::Refused(format!(
+                "other components are still being compiled after {} s; deploy it later",
+                self.timeout.as_secs_f32()
+            ))
+        })
     }
 
     fn check_size(&self, bytes: &[u8]) -> Result<(), CompileError> {
