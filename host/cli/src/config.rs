@@ -94,6 +94,8 @@ pub enum SpeculationConfig {
 pub struct RuntimeConfig {
     pub max_agents: Option<usize>,
     pub max_sessions_loaded: Option<usize>,
+    /// State and conversations that idle sessions keep in memory.
+    pub max_session_bytes: Option<usize>,
     pub max_instances: Option<usize>,
     pub max_component_bytes: Option<usize>,
     /// How long a deployment waits for the compiler.
@@ -165,6 +167,7 @@ impl Config {
         set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
+        set(&mut options.runtime.max_session_bytes, &self.runtime.max_session_bytes);
         set(&mut options.runtime.max_instances, &self.runtime.max_instances);
         set(&mut options.runtime.max_component_bytes, &self.runtime.max_component_bytes);
         set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);

@@ -8,6 +8,8 @@ use std::{path::PathBuf, time::Duration};
 pub struct RuntimeOptions {
     /// Sessions kept in memory. The one unused for longest goes first; it is read from the store when it is needed.
     pub max_sessions_loaded: usize,
+    /// State and conversations that idle sessions keep in memory, all together; the same order.
+    pub max_session_bytes: usize,
     /// How long a session stays in memory without a turn.
     pub session_idle: Duration,
     /// Messages that wait in one session while a turn runs.
@@ -31,6 +33,7 @@ impl Default for RuntimeOptions {
     fn default() -> Self {
         RuntimeOptions {
             max_sessions_loaded: 10_000,
+            max_session_bytes: 256 << 20,
             session_idle: Duration::from_secs(600),
             mailbox: 64,
             ceilings: Limits::default(),

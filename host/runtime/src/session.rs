@@ -36,6 +36,9 @@ pub(crate) struct SessionKey {
 pub(crate) struct Sessions {
     loaded: Mutex<HashMap<SessionKey, Loaded>>,
     max_loaded: usize,
+    /// What all of them remember.
+    bytes: Arc<AtomicUsize>,
+    max_bytes: usize,
     mailbox: usize,
     idle: Duration,
 }
@@ -45,8 +48,15 @@ struct Loaded {
     mailbox: mpsc::Sender<Envelope>,
     /// Commands that wait or run.
     pending: Arc<AtomicUsize>,
+    remembered: Remembered,
     used_at: Instant,
     alive: watch::Sender<()>,
+}
+
+/// What one session remembers, as part of the sum over all.
+struct Remembered {
+    bytes: usize,
+    sum: Arc<AtomicUsize>,
 }
 
 /// A command that counts as pending until it is dropped.
@@ -62,6 +72,8 @@ impl Sessions {
         Sessions {
             loaded: Mutex::default(),
             max_loaded: options.max_sessions_loaded.max(1),
+            bytes: Arc::default(),
+            max_bytes: options.max_session_bytes,
             mailbox: options.mailbox.max(1),
             idle: options.session_idle,
         }
@@ -113,6 +125,25 @@ impl Sessions {
         }
     }
 
+    /// The session of `key` remembers so much now. If all of them together remember too much, those unused for longest
+    /// are retired: it is read again when it is needed.
+    fn remembers(&self, key: &SessionKey, bytes: usize) {
+        let mut loaded = self.lock();
+        let Some(session) = loaded.get_mut(key) else { return };
+        session.remembered.set(bytes);
+        if self.bytes.load(Ordering::Acquire) <= self.max_bytes {
+            return;
+        }
+        // Some more than necessary, so that the next ones find room without a search.
+        let enough = self.max_bytes - self.max_bytes / 16;
+        for key in idle_longest(&loaded) {
+            loaded.remove(&key);
+            if self.bytes.load(Ordering::Acquire) <= enough {
+                break;
+            }
+        }
+    }
+
     /// The actor of `key` retires, unless a message has come in.
     fn retire(&self, key: &SessionKey, mailbox: &mpsc::Receiver<Envelope>) -> bool {
         let mut loaded = self.lock();
@@ -129,7 +160,8 @@ impl Sessions {
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let actor = Actor::new(services.clone(), sessions, key, gone);
         tokio::spawn(actor.run(receiver, self.idle));
-        Loaded { mailbox, pending: Arc::default(), used_at: Instant::now(), alive }
+        let remembered = Remembered { bytes: 0, sum: self.bytes.clone() };
+        Loaded { mailbox, pending: Arc::default(), remembered, used_at: Instant::now(), alive }
     }
 
     /// Retires those unused for longest, some at once so that the next ones find room without a search.
@@ -137,17 +169,14 @@ impl Sessions {
         if loaded.len() < self.max_loaded {
             return Ok(());
         }
-        let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
-        let mut idle: Vec<(Instant, SessionKey)> =
-            idle.map(|(key, session)| (session.used_at, key.clone())).collect();
+        let idle = idle_longest(loaded);
         if idle.is_empty() {
             return Err(RuntimeError::MailboxFull {
                 message: format!("{} sessions are busy, as many as the host keeps in memory", loaded.len()),
                 retry_after_ms: RETRY_AFTER_MS,
             });
         }
-        idle.sort_unstable_by_key(|(used_at, _)| *used_at);
-        for (_, key) in idle.into_iter().take(1 + self.max_loaded / 16) {
+        for key in idle.into_iter().take(1 + self.max_loaded / 16) {
             loaded.remove(&key);
         }
         Ok(())
@@ -155,6 +184,27 @@ impl Sessions {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Loaded>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those without a command, the one unused for longest first.
+fn idle_longest(loaded: &HashMap<SessionKey, Loaded>) -> Vec<SessionKey> {
+    let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
+    let mut idle: Vec<(Instant, &SessionKey)> = idle.map(|(key, session)| (session.used_at, key)).collect();
+    idle.sort_unstable_by_key(|(used_at, _)| *used_at);
+    idle.into_iter().map(|(_, key)| key.clone()).collect()
+}
+
+impl Remembered {
+    fn set(&mut self, bytes: usize) {
+        self.sum.fetch_add(bytes, Ordering::AcqRel);
+        self.sum.fetch_sub(std::mem::replace(&mut self.bytes, bytes), Ordering::AcqRel);
+    }
+}
+
+impl Drop for Remembered {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 

@@ -41,7 +41,7 @@ skep.toml, every line optional:
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,
   memory_mb = 64                # host_calls, host_call_kb, log_kb, concurrent_turns
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
-  compile_s = 60                # max_artifact_bytes
+  compile_s = 60                # max_artifact_bytes, max_session_bytes
   [http]                        # max_body_bytes, drain_s
   drain_s = 30")]
 pub struct Args {

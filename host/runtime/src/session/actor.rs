@@ -37,6 +37,8 @@ pub(super) struct Memory {
     pub(super) turns: u64,
     pub(super) state: Arc<State>,
     pub(super) conversations: Arc<BTreeMap<String, StoredConversation>>,
+    /// Of each conversation as it is stored, which is about what it takes in memory.
+    pub(super) conversation_bytes: BTreeMap<String, usize>,
 }
 
 impl Actor {
@@ -71,7 +73,11 @@ impl Actor {
 
     async fn take(&mut self, command: Command) {
         match command {
-            Command::Turn(request) => self.turn(*request).await,
+            // In a box of its own, so that an actor is small while nothing happens.
+            Command::Turn(request) => {
+                Box::pin(self.turn(*request)).await;
+                self.tell_size();
+            }
             Command::Delete(answer) => {
                 self.memory = None;
                 let SessionKey { agent, session } = &self.key;
@@ -79,6 +85,13 @@ impl Actor {
                 // Nobody may wait for the answer any more; the session is deleted all the same.
                 let _ = answer.send(deleted.map_err(RuntimeError::from));
             }
+        }
+    }
+
+    fn tell_size(&self) {
+        if let (Some(sessions), Some(memory)) = (self.sessions.upgrade(), &self.memory) {
+            let state: usize = memory.state.iter().map(|(key, value)| key.len() + value.len()).sum();
+            sessions.remembers(&self.key, state + memory.conversation_bytes.values().sum::<usize>());
         }
     }
 
@@ -95,7 +108,7 @@ impl Actor {
         let Some(snapshot) = self.services.store.session(agent, session).await? else {
             return Ok(Memory::default());
         };
-        let mut conversations = BTreeMap::new();
+        let (mut conversations, mut conversation_bytes) = (BTreeMap::new(), BTreeMap::new());
         for row in snapshot.conversations {
             let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
                 message: format!(
@@ -103,12 +116,14 @@ impl Actor {
                     row.name
                 ),
             })?;
+            conversation_bytes.insert(row.name.clone(), row.body.len());
             conversations.insert(row.name, conversation);
         }
         Ok(Memory {
             turns: snapshot.row.turns,
             state: Arc::new(snapshot.state.into_iter().collect()),
             conversations: Arc::new(conversations),
+            conversation_bytes,
         })
     }
 }

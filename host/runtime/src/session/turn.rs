@@ -194,6 +194,9 @@ impl Actor {
         let memory = self.memory().await?;
         memory.turns = outcome.turn;
         apply(Arc::make_mut(&mut memory.state), commit.state);
+        memory
+            .conversation_bytes
+            .extend(commit.conversations.iter().map(|row| (row.name.clone(), row.body.len())));
         if !conversations.is_empty() {
             Arc::make_mut(&mut memory.conversations).extend(conversations);
         }

@@ -114,6 +114,20 @@ async fn sessions_over_the_bound_are_unloaded_and_keep_their_state() {
 }
 
 #[tokio::test]
+async fn thousands_of_idle_sessions_keep_no_more_than_the_bound_and_lose_nothing() {
+    // The state of a session has 2 or 3 bytes here: room for about a hundred of them.
+    let options = RuntimeOptions { max_session_bytes: 256, ..RuntimeOptions::default() };
+    let host = Host::with(options).await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    for (expected, step) in [("x", 1), ("xx", 10)] {
+        for session in (0..2_000).step_by(step) {
+            assert_eq!(host.answer("count", &format!("s{session}"), "go").await, expected);
+            assert!(host.agents.loaded_sessions() <= 256, "{} are loaded", host.agents.loaded_sessions());
+        }
+    }
+}
+
+#[tokio::test]
 async fn when_all_loaded_sessions_are_busy_a_new_one_is_refused() {
     let host = Host::with(RuntimeOptions { max_sessions_loaded: 1, ..RuntimeOptions::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
