@@ -6,7 +6,7 @@
 mod deployments;
 mod services;
 
-pub(crate) use services::{Active, Services};
+pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
     AgentDetail, AgentName, AgentSummary, FailedAgent, Invocation, LogLine, RouteMatch, RunHandle,
@@ -159,6 +159,10 @@ impl AgentHost {
     /// The agent and the session that a request of this method and path, without the query, is for.
     pub fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
         self.inner.services.match_route(method, path)
+    }
+
+    pub(crate) fn services(&self) -> &Arc<Services> {
+        &self.inner.services
     }
 
     pub fn models(&self) -> &ModelSet {

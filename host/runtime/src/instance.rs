@@ -56,6 +56,23 @@ pub(crate) async fn on_message(
     .await
 }
 
+/// Makes an instance of which nothing is called. A start function is guest code: it has the bounds of a turn.
+pub(crate) async fn instantiate(
+    wasm: &WasmEngine,
+    agent: &Arc<Deployed>,
+    context: TurnContext,
+) -> Result<Store<TurnContext>, RuntimeError> {
+    let (mut store, meter) = bounded_store(wasm, &agent.limits, context);
+    let _ticking = wasm.tick();
+    let deadline = Instant::now() + std::time::Duration::from_millis(agent.limits.turn_ms.into());
+    let made = Metered::new(agent.pre.instantiate_async(&mut store), meter);
+    let made = tokio::time::timeout_at(deadline.into(), made).await;
+    match made.map_err(|_elapsed| RuntimeError::DeadlineExceeded)? {
+        Ok(_agent) => Ok(store),
+        Err(trap) => Err(Verdict { limits: &agent.limits, context: store.data() }.on(trap)),
+    }
+}
+
 async fn call<R: Send + 'static>(
     wasm: &WasmEngine,
     pre: &crate::bindings::AgentPre<TurnContext>,

@@ -3,6 +3,7 @@
 mod agents;
 mod engine;
 mod invoke;
+mod runtime;
 mod target;
 
 use anyhow::Result;
@@ -12,6 +13,7 @@ use anyhow::Result;
 pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
+    Runtime(runtime::Args),
     Agents(agents::Args),
 }
 
@@ -19,6 +21,7 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
+        Command::Runtime(args) => runtime::run(args).await,
         Command::Agents(args) => agents::run(args).await,
     }
 }

@@ -1,0 +1,67 @@
+//! Parts of a turn by themselves, to be measured: an instance that nobody calls, and a turn that is not committed.
+//!
+//! Both go the way of a turn with every bound in force, and leave nothing in the store.
+
+use crate::{
+    AgentHost, RuntimeError,
+    agent_host::InstancePlace,
+    bindings::handler,
+    capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
+    component::Deployed,
+    instance,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// An instance with its memory. It occupies a place until it is dropped.
+pub struct HeldInstance {
+    _store: wasmtime::Store<TurnContext>,
+    _place: InstancePlace,
+}
+
+impl AgentHost {
+    /// Makes an instance of an agent, as a turn does, and calls nothing in it.
+    pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
+        let services = self.services();
+        let agent = services.agent(agent)?;
+        let place = services.instance().await;
+        let store = instance::instantiate(services.wasm(), &agent, empty_context(&agent)).await?;
+        Ok(HeldInstance { _store: store, _place: place })
+    }
+
+    /// What an agent replies to the first message of a session, if nothing is kept of it. There are no models.
+    pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
+        let services = self.services();
+        let agent = services.agent(agent)?;
+        let _place = services.instance().await;
+        let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
+        let message = handler::Message {
+            text: text.to_owned(),
+            data: None,
+            session: "rehearsal".to_owned(),
+            turn: 1,
+            received_at_ms: crate::capability::log::now_ms(),
+            origin: handler::Origin::Direct,
+        };
+        let context = empty_context(&agent);
+        let forever = std::future::pending();
+        let (reply, _) =
+            instance::on_message(services.wasm(), &agent, deadline, forever, context, message).await;
+        match reply? {
+            Ok(reply) => Ok(reply.text),
+            Err(error) => Err(RuntimeError::AgentFailed { message: format!("{error:?}") }),
+        }
+    }
+}
+
+fn empty_context(agent: &Arc<Deployed>) -> TurnContext {
+    TurnContext::new(
+        None,
+        StateView::new(Arc::default(), agent.limits.state_kb),
+        ConversationSet::new(Arc::default()),
+        TurnLog::new(agent.manifest.name.as_str(), "", 0),
+        &agent.limits,
+    )
+}
