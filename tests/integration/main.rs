@@ -18,6 +18,8 @@ mod constraints;
 mod hostile;
 /// Cheap rules of the house.
 mod house;
+/// What `/metrics` says, against its documentation.
+mod metrics;
 /// The official Python client against our routes.
 mod openai_client;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.

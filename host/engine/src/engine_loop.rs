@@ -136,7 +136,7 @@ impl EngineLoop {
 
     fn step(&mut self, plan: Vec<PlannedSequence>) {
         let batch = step::batch(&self.scheduler, &plan);
-        self.context.telemetry.record_step(batch.token_count());
+        self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
         let started = Instant::now();
         if let Err(error) = guarded(|| self.executor.forward(&batch)) {
             tracing::error!(%error, sequences = plan.len(), "a step failed");

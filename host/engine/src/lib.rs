@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent_metrics;
 pub mod chat;
 mod constraint;
 mod detokenise;
@@ -18,6 +19,7 @@ mod event;
 mod handle;
 mod keyed_hash;
 mod kv;
+pub mod metric;
 mod model_set;
 mod replica;
 mod request;

@@ -15,7 +15,7 @@ use crate::kv::SequencePages;
 use crate::router::LoadShare;
 use crate::speculation::{Draft, Walk};
 use crate::stream::EventSender;
-use crate::telemetry::{QueuePlace, Telemetry, TokenKind};
+use crate::telemetry::{Outcome, QueuePlace, RequestTelemetry, Telemetry, TokenKind};
 use crate::{
     EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob, Usage,
 };
@@ -42,6 +42,7 @@ pub(crate) struct Sequence {
     pub pages: SequencePages,
     pub seed: u64,
     context: Arc<SequenceContext>,
+    telemetry: RequestTelemetry,
     prompt_len: usize,
     max_tokens: usize,
     constraint: Option<OutputConstraint>,
@@ -61,6 +62,8 @@ pub(crate) struct Sequence {
     place: Option<QueuePlace>,
     /// `None` once it has ended.
     load: Option<LoadShare>,
+    /// That it held when they were last taken from it.
+    pages_given_up: usize,
 }
 
 impl Sequence {
@@ -77,6 +80,7 @@ impl Sequence {
             pages: SequencePages::default(),
             seed: request.seed.unwrap_or_else(rand::random),
             context: context.clone(),
+            telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
             max_tokens,
             constraint: matcher,
             text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
@@ -93,6 +97,7 @@ impl Sequence {
             last_token: None,
             place: Some(place),
             load: Some(load),
+            pages_given_up: 0,
             request,
         }
     }
@@ -152,7 +157,7 @@ impl Sequence {
         self.admitted = Some(now);
         self.place = None;
         self.cached_tokens = self.computed;
-        let telemetry = &self.context.telemetry;
+        let telemetry = &self.telemetry;
         telemetry.record_queue_time(now.saturating_duration_since(self.submitted));
         telemetry.record_tokens(TokenKind::Prompt, self.prompt_len);
         telemetry.record_tokens(TokenKind::Cached, self.cached_tokens);
@@ -177,6 +182,7 @@ impl Sequence {
     /// The pages are taken away; the sequence will compute again what is not cached then.
     pub fn give_up_pages(&mut self) -> SequencePages {
         self.computed = 0;
+        self.pages_given_up = self.pages.pages().len();
         std::mem::take(&mut self.pages)
     }
 
@@ -201,8 +207,8 @@ impl Sequence {
     pub fn record_draft(&mut self, accepted: usize, rejected: usize) {
         self.accepted_tokens += accepted;
         self.rejected_tokens += rejected;
-        self.context.telemetry.record_tokens(TokenKind::Accepted, accepted);
-        self.context.telemetry.record_tokens(TokenKind::Rejected, rejected);
+        self.telemetry.record_tokens(TokenKind::Accepted, accepted);
+        self.telemetry.record_tokens(TokenKind::Rejected, rejected);
     }
 
     pub fn record_score(&mut self, row: RowOutput) {
@@ -214,7 +220,7 @@ impl Sequence {
     /// Takes a sampled token and what the constraint forces after it. `Some` ends the sequence.
     pub fn append_sampled(&mut self, row: RowOutput) -> Result<Option<FinishReason>, EngineError> {
         let now = Instant::now();
-        let telemetry = &self.context.telemetry;
+        let telemetry = &self.telemetry;
         telemetry.record_tokens(TokenKind::Sampled, 1);
         match self.last_token.replace(now) {
             Some(last) => telemetry.record_inter_token(now - last),
@@ -259,10 +265,10 @@ impl Sequence {
             reason,
         };
         let outcome = match finished.reason {
-            FinishReason::Eos => "eos",
-            FinishReason::Stop(_) => "stop",
-            FinishReason::Length => "length",
-            FinishReason::ConstraintDone => "constraint_done",
+            FinishReason::Eos => Outcome::Eos,
+            FinishReason::Stop(_) => Outcome::Stop,
+            FinishReason::Length => Outcome::Length,
+            FinishReason::ConstraintDone => Outcome::ConstraintDone,
         };
         self.record_end(outcome);
         self.emit(Ok(TokenEvent::Finished(finished)));
@@ -270,10 +276,10 @@ impl Sequence {
 
     pub fn fail(mut self, error: EngineError) {
         let outcome = match error {
-            EngineError::Cancelled => "cancelled",
-            EngineError::DeadlineExceeded => "deadline",
-            EngineError::ShuttingDown => "shutdown",
-            _ => "failed",
+            EngineError::Cancelled => Outcome::Cancelled,
+            EngineError::DeadlineExceeded => Outcome::Deadline,
+            EngineError::ShuttingDown => Outcome::Shutdown,
+            _ => Outcome::Failed,
         };
         self.record_end(outcome);
         self.emit(Err(error));
@@ -289,7 +295,7 @@ impl Sequence {
         let forced = self.constraint.as_mut().map(OutputConstraint::forced).unwrap_or_default();
         for id in forced {
             self.forced_tokens += 1;
-            self.context.telemetry.record_tokens(TokenKind::Forced, 1);
+            self.telemetry.record_tokens(TokenKind::Forced, 1);
             let ended = self.append(id, true, None)?;
             if ended.is_some() {
                 return Ok(ended);
@@ -330,11 +336,15 @@ impl Sequence {
         }
     }
 
-    fn record_end(&mut self, outcome: &'static str) {
+    pub fn record_preemption(&self) {
+        self.telemetry.record_preemption();
+    }
+
+    fn record_end(&mut self, outcome: Outcome) {
         // Before the caller is told, so that its next request does not meet the load of this one.
         self.load = None;
         let service = self.admitted.map_or(Duration::ZERO, |at| at.elapsed());
-        self.context.telemetry.record_end(outcome, service);
+        self.telemetry.record_end(outcome, service, self.pages_given_up);
     }
 
     fn emit(&self, event: Result<TokenEvent, EngineError>) {

@@ -1,20 +1,32 @@
-//! What the engine tells of itself: counters that its handle reads without a lock, and metrics under `skep_engine_*`
-//! labelled by model. Histograms are in seconds. Nothing here decides anything, except that the number of queued
-//! requests is what bounds the queue.
+//! What the engine tells of itself: counters that its handle reads without a lock, and metrics (`metric`). Nothing here
+//! decides anything, except that the number of queued requests is what bounds the queue.
+//!
+//! Handles of metrics are resolved at the first use, and stay silent where no recorder was installed by then.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use metrics::{SharedString, counter, gauge, histogram};
+use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
-use crate::EngineStats;
+use crate::agent_metrics::AgentMetrics;
+use crate::{EngineStats, metric};
+
+pub(crate) use crate::agent_metrics::{Outcome, TokenKind};
+
+/// Labels are for ever, and agents come and go.
+const MAX_AGENT_LABELS: usize = 1024;
+/// The label of agents past the bound.
+const OTHER_AGENTS: &str = "(other)";
 
 /// Written by the loop, read by everyone.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Telemetry {
     model: String,
     replica: String,
+    steps_metrics: OnceLock<StepMetrics>,
+    agents: Mutex<HashMap<String, Arc<AgentMetrics>>>,
     queued: AtomicUsize,
     running: AtomicUsize,
     waiting: AtomicUsize,
@@ -33,21 +45,24 @@ pub(crate) struct Telemetry {
     service_us: AtomicU64,
 }
 
-/// Tokens by where they came from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum TokenKind {
-    Prompt,
-    Cached,
-    Sampled,
-    Forced,
-    /// Sampled ones that had been drafted.
-    Accepted,
-    /// Drafted in vain.
-    Rejected,
+/// What belongs to the engine and not to an agent.
+struct StepMetrics {
+    batch_tokens: Histogram,
+    batch_sequences: Histogram,
+    running: Gauge,
+    waiting: Gauge,
+    pages_used: Gauge,
+    pages_cached: Gauge,
+}
+
+/// The engine's telemetry as one request sees it.
+#[derive(Clone)]
+pub(crate) struct RequestTelemetry {
+    engine: Arc<Telemetry>,
+    agent: Arc<AgentMetrics>,
 }
 
 /// One place in the bounded queue; dropping it gives the place back.
-#[derive(Debug)]
 pub(crate) struct QueuePlace(Arc<Telemetry>);
 
 impl Drop for QueuePlace {
@@ -105,71 +120,120 @@ impl Telemetry {
         self.waiting.store(waiting, Relaxed);
         self.pages_free.store(pages_free, Relaxed);
         self.pages_cached.store(pages_cached, Relaxed);
-        let used = self.pages_total.load(Relaxed) - pages_free;
-        let gauges = [
-            ("skep_engine_running", running),
-            ("skep_engine_waiting", waiting),
-            ("skep_engine_kv_pages_used", used),
-            ("skep_engine_kv_pages_cached", pages_cached),
-        ];
-        for (name, value) in gauges {
-            gauge!(name, "model" => self.label(), "replica" => self.replica.clone()).set(value as f64);
-        }
+        let metrics = self.step_metrics();
+        metrics.running.set(running as f64);
+        metrics.waiting.set(waiting as f64);
+        metrics.pages_used.set((self.pages_total.load(Relaxed) - pages_free) as f64);
+        metrics.pages_cached.set(pages_cached as f64);
     }
 
-    pub fn record_step(&self, batch_tokens: usize) {
+    pub fn record_step(&self, batch_tokens: usize, sequences: usize) {
         self.steps.fetch_add(1, Relaxed);
-        histogram!("skep_engine_batch_tokens", "model" => self.label()).record(batch_tokens as f64);
-    }
-
-    pub fn record_tokens(&self, kind: TokenKind, count: usize) {
-        let (total, name) = match kind {
-            TokenKind::Prompt => (&self.prompt_tokens, "prompt"),
-            TokenKind::Cached => (&self.cached_tokens, "cached"),
-            TokenKind::Sampled => (&self.generated_tokens, "sampled"),
-            TokenKind::Forced => (&self.forced_tokens, "forced"),
-            TokenKind::Accepted => (&self.accepted_tokens, "accepted"),
-            TokenKind::Rejected => (&self.rejected_tokens, "rejected"),
-        };
-        total.fetch_add(count as u64, Relaxed);
-        if matches!(kind, TokenKind::Forced) {
-            self.generated_tokens.fetch_add(count as u64, Relaxed);
-        }
-        counter!("skep_engine_tokens_total", "model" => self.label(), "kind" => name).increment(count as u64);
-    }
-
-    pub fn record_queue_time(&self, time: Duration) {
-        histogram!("skep_engine_queue_seconds", "model" => self.label()).record(time.as_secs_f64());
-    }
-
-    pub fn record_first_token(&self, time: Duration) {
-        histogram!("skep_engine_first_token_seconds", "model" => self.label()).record(time.as_secs_f64());
-    }
-
-    pub fn record_inter_token(&self, time: Duration) {
-        histogram!("skep_engine_inter_token_seconds", "model" => self.label()).record(time.as_secs_f64());
-    }
-
-    pub fn record_end(&self, outcome: &'static str, service: Duration) {
-        let new = u64::try_from(service.as_micros()).unwrap_or(u64::MAX);
-        let old = self.service_us.load(Relaxed);
-        self.service_us.store(if old == 0 { new } else { old - old / 8 + new / 8 }, Relaxed);
-        counter!("skep_engine_requests_total", "model" => self.label(), "outcome" => outcome).increment(1);
-    }
-
-    pub fn record_preemption(&self) {
-        self.preemptions.fetch_add(1, Relaxed);
-        counter!("skep_engine_preemptions_total", "model" => self.label()).increment(1);
+        let metrics = self.step_metrics();
+        metrics.batch_tokens.record(batch_tokens as f64);
+        metrics.batch_sequences.record(sequences as f64);
     }
 
     /// The router chose this replica for a request.
     pub fn record_routed(&self, reason: &'static str) {
-        let (model, replica) = (self.label(), self.replica.clone());
-        counter!("skep_engine_routed_total", "model" => model, "replica" => replica, "reason" => reason)
-            .increment(1);
+        let (model, replica) = (self.model.clone(), self.replica.clone());
+        counter!(metric::ROUTED, "model" => model, "replica" => replica, "reason" => reason).increment(1);
     }
 
-    fn label(&self) -> SharedString {
-        SharedString::from(self.model.clone())
+    /// For a request of this agent; raw calls have none.
+    pub fn of_request(self: &Arc<Self>, agent: Option<&str>) -> RequestTelemetry {
+        RequestTelemetry { engine: self.clone(), agent: self.agent(agent.unwrap_or_default()) }
+    }
+
+    fn agent(&self, name: &str) -> Arc<AgentMetrics> {
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = agents.get(name) {
+            return known.clone();
+        }
+        let label = if agents.len() < MAX_AGENT_LABELS { name } else { OTHER_AGENTS };
+        let new = || Arc::new(AgentMetrics::new(&self.model, label));
+        agents.entry(label.to_owned()).or_insert_with(new).clone()
+    }
+
+    fn step_metrics(&self) -> &StepMetrics {
+        self.steps_metrics.get_or_init(|| {
+            let labels = [("model", self.model.clone()), ("replica", self.replica.clone())];
+            gauge!(metric::PAGES_TOTAL, &labels).set(self.pages_total.load(Relaxed) as f64);
+            StepMetrics {
+                batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
+                batch_sequences: histogram!(metric::BATCH_SEQUENCE_COUNT, &labels),
+                running: gauge!(metric::RUNNING, &labels),
+                waiting: gauge!(metric::WAITING, &labels),
+                pages_used: gauge!(metric::PAGES_USED, &labels),
+                pages_cached: gauge!(metric::PAGES_CACHED, &labels),
+            }
+        })
+    }
+}
+
+impl RequestTelemetry {
+    pub fn record_tokens(&self, kind: TokenKind, count: usize) {
+        let engine = &self.engine;
+        let total = match kind {
+            TokenKind::Prompt => &engine.prompt_tokens,
+            TokenKind::Cached => &engine.cached_tokens,
+            TokenKind::Sampled => &engine.generated_tokens,
+            TokenKind::Forced => &engine.forced_tokens,
+            TokenKind::Accepted => &engine.accepted_tokens,
+            TokenKind::Rejected => &engine.rejected_tokens,
+        };
+        total.fetch_add(count as u64, Relaxed);
+        if matches!(kind, TokenKind::Forced) {
+            engine.generated_tokens.fetch_add(count as u64, Relaxed);
+        }
+        self.agent.count_tokens(kind, count);
+    }
+
+    pub fn record_queue_time(&self, time: Duration) {
+        self.agent.queue.record(time.as_secs_f64());
+    }
+
+    pub fn record_first_token(&self, time: Duration) {
+        self.agent.first_token.record(time.as_secs_f64());
+    }
+
+    pub fn record_inter_token(&self, time: Duration) {
+        self.agent.inter_token.record(time.as_secs_f64());
+    }
+
+    /// The request ended after `service` since its admission, and held `kv_pages`.
+    pub fn record_end(&self, outcome: Outcome, service: Duration, kv_pages: usize) {
+        let new = u64::try_from(service.as_micros()).unwrap_or(u64::MAX);
+        let old = self.engine.service_us.load(Relaxed);
+        self.engine.service_us.store(if old == 0 { new } else { old - old / 8 + new / 8 }, Relaxed);
+        self.agent.kv_pages.record(kv_pages as f64);
+        self.agent.count_request(outcome);
+    }
+
+    /// The request found the queue full.
+    pub fn record_refusal(&self) {
+        self.agent.count_request(Outcome::Busy);
+    }
+
+    pub fn record_preemption(&self) {
+        self.engine.preemptions.fetch_add(1, Relaxed);
+        self.agent.preemptions.increment(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_past_the_bound_share_one_label() {
+        let telemetry = Telemetry::new("tiny", 0, 1);
+        let first = telemetry.agent("agent-0");
+        for number in 0..2 * MAX_AGENT_LABELS {
+            telemetry.agent(&format!("agent-{number}"));
+        }
+        assert!(Arc::ptr_eq(&first, &telemetry.agent("agent-0")), "a known agent keeps its label");
+        assert!(Arc::ptr_eq(&telemetry.agent("new"), &telemetry.agent("newer")));
+        assert_eq!(telemetry.agents.lock().expect("not poisoned").len(), MAX_AGENT_LABELS + 1);
     }
 }

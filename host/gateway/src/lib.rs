@@ -77,6 +77,8 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let drain = options.drain;
+    let mut beside = tokio::task::JoinSet::new();
+    beside.spawn(metrics::upkeep());
     let gateway = Gateway { host: host.clone(), options: Arc::new(options), draining: Arc::default() };
     let draining = gateway.draining.clone();
     let (drain_began, began) = tokio::sync::oneshot::channel::<()>();

@@ -1,25 +1,111 @@
 //! Figures for Prometheus. The recorder is the one thing that a process has once, however many servers live in it.
+//!
+//! Every metric is described where it is recorded, and here they come together; `METRICS.md` is the list for people.
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use std::sync::OnceLock;
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use skep_engine::metric::{MetricKind, MetricSpec, SECONDS};
+use std::{sync::OnceLock, time::Duration};
 
-/// Seconds: from a cached token to a long turn.
-const SECONDS: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+const UPKEEP: Duration = Duration::from_secs(5);
+
+pub(crate) const REQUESTS: &str = "skep_http_requests_total";
+pub(crate) const ANSWER_TIME: &str = "skep_http_answer_seconds";
+
+const METRICS: &[MetricSpec] = &[
+    MetricSpec {
+        name: REQUESTS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "HTTP requests by route and status",
+    },
+    MetricSpec {
+        name: ANSWER_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "From a request's head to its answer's head; a stream goes on after it",
+    },
 ];
+
+/// Every metric that this process can record.
+fn all() -> impl Iterator<Item = &'static MetricSpec> {
+    skep_engine::metric::METRICS.iter().chain(skep_runtime::metric::METRICS).chain(METRICS)
+}
 
 /// The recorder's handle, or `None` where the embedding program installed a recorder of its own.
 pub(crate) fn recorder() -> Option<&'static PrometheusHandle> {
     static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
-    let install = || {
-        let builder = PrometheusBuilder::new().set_buckets(SECONDS).ok()?;
-        match builder.install_recorder() {
-            Ok(handle) => Some(handle),
-            Err(error) => {
-                tracing::warn!(%error, "metrics are recorded elsewhere; /metrics stays empty");
-                None
-            }
+    let install = || match install() {
+        Ok(handle) => Some(handle),
+        Err(error) => {
+            tracing::warn!(%error, "metrics are recorded elsewhere; /metrics stays empty");
+            None
         }
     };
     RECORDER.get_or_init(install).as_ref()
+}
+
+/// Sorts what was recorded into buckets, for ever. Until then each observation takes memory, asked for or not.
+pub(crate) async fn upkeep() {
+    let Some(recorder) = recorder() else { return };
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        ticks.tick().await;
+        recorder.run_upkeep();
+    }
+}
+
+fn install() -> Result<PrometheusHandle, BuildError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in all() {
+        if let MetricKind::Histogram(bounds) = metric.kind {
+            builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)?;
+        }
+    }
+    let handle = builder.install_recorder()?;
+    for metric in all() {
+        match metric.kind {
+            MetricKind::Counter => describe_counter!(metric.name, metric.unit, metric.help),
+            MetricKind::Gauge => describe_gauge!(metric.name, metric.unit, metric.help),
+            MetricKind::Histogram(_) => describe_histogram!(metric.name, metric.unit, metric.help),
+        }
+    }
+    Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn documentation_lists_every_metric_as_it_is() {
+        let documented: BTreeMap<String, String> = include_str!("../METRICS.md")
+            .lines()
+            .filter_map(|line| {
+                let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+                Some((cells.next()?.trim_end_matches('`').to_owned(), cells.next()?.to_owned()))
+            })
+            .collect();
+        let known: BTreeMap<String, String> = all()
+            .map(|metric| {
+                let kind = match metric.kind {
+                    MetricKind::Counter => "counter",
+                    MetricKind::Gauge => "gauge",
+                    MetricKind::Histogram(_) => "histogram",
+                };
+                (metric.name.to_owned(), kind.to_owned())
+            })
+            .collect();
+        assert_eq!(documented, known);
+    }
+
+    #[test]
+    fn buckets_ascend() {
+        for metric in all() {
+            if let MetricKind::Histogram(bounds) = metric.kind {
+                assert!(bounds.is_sorted() && !bounds.is_empty(), "{}", metric.name);
+            }
+        }
+    }
 }

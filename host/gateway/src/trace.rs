@@ -1,5 +1,6 @@
 //! One span and one line for each request, and its id on the answer.
 
+use crate::metrics::{ANSWER_TIME, REQUESTS};
 use axum::{
     extract::{MatchedPath, Request},
     http::HeaderValue,
@@ -30,8 +31,8 @@ pub(crate) async fn request(request: Request, next: Next) -> Response {
         tracing::debug!(status, elapsed_us = began.elapsed().as_micros() as u64, "answered");
     });
     let labels = [("route", route), ("status", response.status().as_u16().to_string())];
-    metrics::counter!("skep_http_requests_total", &labels).increment(1);
-    metrics::histogram!("skep_http_answer_seconds", &labels).record(began.elapsed().as_secs_f64());
+    metrics::counter!(REQUESTS, &labels).increment(1);
+    metrics::histogram!(ANSWER_TIME, &labels).record(began.elapsed().as_secs_f64());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -20,6 +20,7 @@ mod invocation;
 mod limits;
 mod manifest;
 mod measure;
+pub mod metric;
 mod name;
 mod options;
 mod route;

@@ -97,8 +97,11 @@ impl Router {
             };
             let Some(Choice { replica, reason }) = choice else {
                 let is_gone = memory.gone.iter().all(|gone| *gone);
-                let busy = EngineError::Busy { retry_after_ms: wait_ms };
-                return Err(if is_gone { EngineError::ShuttingDown } else { busy });
+                if is_gone {
+                    return Err(EngineError::ShuttingDown);
+                }
+                self.replicas[0].telemetry.of_request(affinity.agent.as_deref()).record_refusal();
+                return Err(EngineError::Busy { retry_after_ms: wait_ms });
             };
             let view = &self.replicas[replica];
             match view.telemetry.enter_queue(self.max_queue) {

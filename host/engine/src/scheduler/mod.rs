@@ -223,7 +223,7 @@ impl Scheduler {
         }
         let mut sequence = self.running.remove(at);
         tracing::debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "preempted");
-        self.telemetry.record_preemption();
+        sequence.record_preemption();
         plan.retain(|planned| planned.id != sequence.id);
         self.release_pages(&mut sequence);
         self.waiting.push_preempted(sequence);

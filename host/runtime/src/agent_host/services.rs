@@ -207,7 +207,7 @@ impl Services {
     pub(crate) async fn instance(&self) -> InstancePlace {
         let places = self.instances.clone();
         let permit = places.acquire_owned().await.expect("the semaphore is never closed");
-        metrics::gauge!("skep_instances").increment(1.0);
+        metrics::gauge!(crate::metric::INSTANCES).increment(1.0);
         InstancePlace { _permit: permit }
     }
 
@@ -282,6 +282,6 @@ impl Drop for Active {
 
 impl Drop for InstancePlace {
     fn drop(&mut self) {
-        metrics::gauge!("skep_instances").decrement(1.0);
+        metrics::gauge!(crate::metric::INSTANCES).decrement(1.0);
     }
 }

@@ -78,7 +78,7 @@ impl ArtifactCache {
                 (None, "damaged")
             }
         };
-        metrics::counter!("skep_artifact_loads_total", "outcome" => outcome).increment(1);
+        metrics::counter!(crate::metric::ARTIFACT_LOADS, "outcome" => outcome).increment(1);
         component
     }
 

@@ -14,7 +14,7 @@ use crate::{
     },
     component::Deployed,
     events::TurnEnd,
-    instance,
+    instance, metric,
 };
 use skep_engine::{Affinity, EngineError};
 use skep_store::{ConversationRow, TurnCommit};
@@ -52,9 +52,9 @@ impl Actor {
         let result = self.run_turn(invocation, received_at_ms, &end, started).instrument(span.clone()).await;
 
         let label = result.as_ref().map_or_else(RuntimeError::code, |_| "ok");
-        metrics::counter!("skep_turns_total", "agent" => self.key.agent.clone(), "outcome" => label)
-            .increment(1);
-        metrics::histogram!("skep_turn_seconds", "agent" => self.key.agent.clone()).record(started.elapsed());
+        let agent = self.key.agent.clone();
+        metrics::counter!(metric::TURNS, "agent" => agent.clone(), "outcome" => label).increment(1);
+        metrics::histogram!(metric::TURN_TIME, "agent" => agent).record(started.elapsed());
         if let Err(error) = &result {
             tracing::warn!(parent: &span, code = error.code(), "the turn failed: {error}");
         }

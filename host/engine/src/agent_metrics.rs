@@ -1,0 +1,132 @@
+//! The metrics of one agent's requests to one model, as handles: resolving a name and labels takes a lock and
+//! allocates, which is done once for an agent and not for a token.
+
+use metrics::{Counter, Histogram, counter, histogram};
+
+use crate::metric;
+
+/// Tokens by where they came from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TokenKind {
+    Prompt,
+    Cached,
+    Sampled,
+    Forced,
+    /// Sampled ones that had been drafted.
+    Accepted,
+    /// Drafted in vain.
+    Rejected,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Outcome {
+    Eos,
+    Stop,
+    Length,
+    ConstraintDone,
+    Cancelled,
+    Deadline,
+    Shutdown,
+    Failed,
+    /// The queue was full.
+    Busy,
+}
+
+pub(crate) struct AgentMetrics {
+    requests: [Counter; Outcome::ALL.len()],
+    tokens: [Counter; TokenKind::ALL.len()],
+    pub preemptions: Counter,
+    pub queue: Histogram,
+    pub first_token: Histogram,
+    pub inter_token: Histogram,
+    pub kv_pages: Histogram,
+}
+
+impl AgentMetrics {
+    /// All series exist from here on, so that a rate over them is right from the first event.
+    pub fn new(model: &str, agent: &str) -> Self {
+        let labels = [("model", model.to_owned()), ("agent", agent.to_owned())];
+        let with = |key: &'static str, value: &'static str| {
+            let [model, agent] = labels.clone();
+            [model, agent, (key, value.to_owned())]
+        };
+        AgentMetrics {
+            requests: Outcome::ALL
+                .map(|outcome| counter!(metric::REQUESTS, &with("outcome", outcome.label()))),
+            tokens: TokenKind::ALL.map(|kind| counter!(metric::TOKENS, &with("kind", kind.label()))),
+            preemptions: counter!(metric::PREEMPTIONS, &labels),
+            queue: histogram!(metric::QUEUE, &labels),
+            first_token: histogram!(metric::FIRST_TOKEN, &labels),
+            inter_token: histogram!(metric::INTER_TOKEN, &labels),
+            kv_pages: histogram!(metric::REQUEST_PAGES, &labels),
+        }
+    }
+
+    pub fn count_request(&self, outcome: Outcome) {
+        self.requests[outcome as usize].increment(1);
+    }
+
+    pub fn count_tokens(&self, kind: TokenKind, tokens: usize) {
+        self.tokens[kind as usize].increment(tokens as u64);
+    }
+}
+
+impl TokenKind {
+    const ALL: [Self; 6] =
+        [Self::Prompt, Self::Cached, Self::Sampled, Self::Forced, Self::Accepted, Self::Rejected];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Cached => "cached",
+            Self::Sampled => "sampled",
+            Self::Forced => "forced",
+            Self::Accepted => "accepted",
+            Self::Rejected => "rejected",
+        }
+    }
+}
+
+impl Outcome {
+    const ALL: [Self; 9] = [
+        Self::Eos,
+        Self::Stop,
+        Self::Length,
+        Self::ConstraintDone,
+        Self::Cancelled,
+        Self::Deadline,
+        Self::Shutdown,
+        Self::Failed,
+        Self::Busy,
+    ];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ConstraintDone => "constraint_done",
+            Self::Cancelled => "cancelled",
+            Self::Deadline => "deadline",
+            Self::Shutdown => "shutdown",
+            Self::Failed => "failed",
+            Self::Busy => "busy",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_stands_at_its_own_place() {
+        for (place, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, place, "{outcome:?}");
+        }
+        for (place, kind) in TokenKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place, "{kind:?}");
+        }
+    }
+}

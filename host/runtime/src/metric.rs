@@ -1,0 +1,32 @@
+//! The metrics of agents' turns and of what runs them. The label `agent` is the name of a deployed agent.
+
+use metrics::Unit;
+use skep_engine::metric::{MetricKind, MetricSpec, SECONDS};
+
+pub(crate) const TURNS: &str = "skep_turns_total";
+pub(crate) const TURN_TIME: &str = "skep_turn_seconds";
+pub(crate) const INSTANCES: &str = "skep_instances";
+pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
+
+/// All metrics of this crate.
+pub const METRICS: &[MetricSpec] = &[
+    MetricSpec {
+        name: TURNS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Turns that ended, by outcome: ok, or the code of the error",
+    },
+    MetricSpec {
+        name: TURN_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "From the start of a turn to its commit",
+    },
+    MetricSpec { name: INSTANCES, kind: MetricKind::Gauge, unit: Unit::Count, help: "Guests that run" },
+    MetricSpec {
+        name: ARTIFACT_LOADS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Components whose compiled code was looked for, by outcome",
+    },
+];

@@ -1,0 +1,100 @@
+//! `/metrics` against `host/gateway/METRICS.md`: everything that the document lists is there, under the labels it names.
+
+use crate::harness::{Host, MODEL, client, repository, shared};
+use serde_json::json;
+
+/// A row of the document.
+struct Documented {
+    name: String,
+    kind: String,
+    labels: Vec<String>,
+}
+
+fn documented() -> Vec<Documented> {
+    let text = std::fs::read_to_string(repository().join("host/gateway/METRICS.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| `"));
+    let rows: Vec<Documented> = rows
+        .map(|row| {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let labels = cells[2].split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+            Documented { name: cells[0].trim_matches('`').to_owned(), kind: cells[1].to_owned(), labels }
+        })
+        .collect();
+    assert!(rows.len() > 10, "the table is where it was");
+    rows
+}
+
+#[tokio::test]
+async fn every_documented_metric_is_there_with_its_labels() {
+    let data = tempfile::tempdir().unwrap();
+    let host = Host::start(Some(data.path()));
+    assert_eq!(host.deploy_guest("generate", "measured", "").await.0, 201);
+    let (status, answer) = host.message("measured", "s", "Name a colour.").await;
+    assert_eq!(status, 200, "{answer}");
+    let request =
+        json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]});
+    let raw = client().post(host.at("/v1/chat/completions")).header("x-session-affinity", "never-a-label");
+    assert_eq!(raw.json(&request).send().await.unwrap().status(), 200);
+
+    let (_, metrics) = host.get("/metrics").await;
+    let metrics = metrics.as_str().unwrap();
+    for Documented { name, kind, labels } in documented() {
+        assert!(metrics.contains(&format!("# TYPE {name} {kind}\n")), "{name} is no {kind} in\n{metrics}");
+        assert!(metrics.contains(&format!("# HELP {name} ")), "{name} has no help");
+        let series = format!("{name}{}", if kind == "histogram" { "_bucket{" } else { "" });
+        let line = metrics.lines().find(|line| line.starts_with(&series)).expect(&name);
+        for label in &labels {
+            assert!(line.contains(&format!("{label}=\"")), "no label {label}: {line}");
+        }
+    }
+    assert!(!metrics.contains("never-a-label"), "a header became a label");
+}
+
+#[tokio::test]
+async fn an_agents_tokens_are_its_own() {
+    let agent = "counted";
+    assert_eq!(shared().deploy_guest("generate", agent, "").await.0, 201);
+    let (status, answer) = shared().message(agent, "s", "Name a colour.").await;
+    assert_eq!(status, 200, "{answer}");
+    let (_, metrics) = shared().get("/metrics").await;
+    let metrics = metrics.as_str().unwrap();
+    let value = |name: &str, label: &str| -> u64 {
+        let mine = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        let mut mine =
+            mine.filter(|line| line.contains(&format!("agent=\"{agent}\"")) && line.contains(label));
+        mine.next().unwrap_or_else(|| panic!("{name} {label}")).rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let usage = &answer["usage"];
+    assert_eq!(
+        value("skep_engine_tokens_total", "kind=\"prompt\""),
+        usage["prompt_tokens"].as_u64().unwrap()
+    );
+    let made =
+        ["sampled", "forced"].map(|kind| value("skep_engine_tokens_total", &format!("kind=\"{kind}\"")));
+    assert_eq!(made.iter().sum::<u64>(), usage["completion_tokens"].as_u64().unwrap());
+    assert_eq!(value("skep_turns_total", "outcome=\"ok\""), 1);
+    assert_eq!(value("skep_engine_queue_seconds_count", ""), 1);
+    // A generation of n tokens has n - 1 gaps; those before forced tokens are none.
+    assert_eq!(value("skep_engine_inter_token_seconds_count", ""), made[0] - 1);
+}
+
+#[tokio::test]
+async fn buckets_fit_what_is_counted() {
+    let request =
+        json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]});
+    shared().ok("/v1/chat/completions", request).await;
+    let (_, metrics) = shared().get("/metrics").await;
+    let metrics = metrics.as_str().unwrap();
+    let bounds = |name: &str| -> Vec<f64> {
+        let mut lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}_bucket{{")));
+        let series = |line: &str| line.split(",le=").next().unwrap().to_owned();
+        let first = series(lines.clone().next().expect(name));
+        let mine = lines.by_ref().filter(|line| series(line) == first);
+        let bound = |line: &str| line.split("le=\"").nth(1)?.split('"').next()?.parse().ok();
+        mine.filter_map(bound).filter(|bound: &f64| bound.is_finite()).collect()
+    };
+    assert!(bounds("skep_engine_batch_tokens").iter().all(|bound| *bound >= 1.0));
+    assert!(bounds("skep_engine_batch_tokens").last().unwrap() >= &2048.0);
+    assert!(bounds("skep_engine_inter_token_seconds").first().unwrap() < &0.002);
+    assert!(bounds("skep_engine_queue_seconds").last().is_some_and(|last| *last >= 60.0));
+}
