@@ -65,6 +65,24 @@ fn tiny_models_of_every_architecture_verify() {
 }
 
 #[test]
+fn a_model_divided_among_ranks_verifies_or_says_what_can_divide_it() {
+    let folder = repository().join("tests/fixtures/tiny/qwen3-qknorm");
+    let verify = |flags: &[&str]| skep(&[&["model", "verify", folder.to_str().unwrap()], flags].concat());
+    for flags in [["--tp", "4", "--pp", "1"], ["--tp", "2", "--pp", "3"]] {
+        let output = verify(&flags);
+        assert!(output.status.success(), "{flags:?}: {}", text(&output.stderr));
+    }
+    for (flags, problem) in [
+        (["--tp", "3"], "3 does not divide the 4 attention heads; possible: 1, 2, 4"),
+        (["--pp", "4"], "4 stages cannot divide 3 layers; possible: 1 to 3"),
+    ] {
+        let output = verify(&flags);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains(problem), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn a_wrong_model_fails_to_verify() {
     let source = repository().join("tests/fixtures/tiny/llama-gqa");
     let folder = tempfile::tempdir().unwrap();

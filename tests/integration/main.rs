@@ -26,3 +26,5 @@ mod openai_client;
 mod openai_routes;
 /// Token ids and log-probabilities of the default model against an independent implementation.
 mod reference;
+/// The default model divided among ranks.
+mod sharding;

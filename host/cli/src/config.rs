@@ -62,8 +62,12 @@ pub struct EngineConfig {
     pub kv: Option<KvConfig>,
     pub default_deadline_s: Option<u64>,
     pub speculation: Option<SpeculationConfig>,
+    /// Ranks that share each layer.
     pub tensor_parallel: Option<usize>,
+    /// Ranks that share the layers out.
     pub pipeline_parallel: Option<usize>,
+    /// How long ranks wait while none of them makes progress.
+    pub rank_deadline_s: Option<u64>,
 }
 
 /// How requests are spread over replicas.
@@ -162,6 +166,7 @@ impl Config {
         set(&mut options.executor.kv_tokens, &engine.kv_tokens);
         set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);
+        set(&mut options.executor.rank_deadline, &engine.rank_deadline_s.map(Duration::from_secs));
         set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
         set(&mut options.engine.speculation, &engine.speculation.map(Speculation::from));
         set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
@@ -256,6 +261,16 @@ mod tests {
         assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);
         assert_eq!(options.gateway.drain, Duration::from_secs(2));
         assert_eq!(options.model, before.model);
+    }
+
+    #[test]
+    fn ranks_of_the_engine_are_those_of_its_executor() {
+        let text = "[engine]\ntensor_parallel = 3\npipeline_parallel = 2\nrank_deadline_s = 40\n";
+        let mut options = ServerOptions::default();
+        assert_eq!((options.executor.tensor_parallel, options.executor.pipeline_parallel), (1, 1));
+        Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+        assert_eq!((options.executor.tensor_parallel, options.executor.pipeline_parallel), (3, 2));
+        assert_eq!(options.executor.rank_deadline, Duration::from_secs(40));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use skep_kernels::KernelError;
 
+use crate::communicator::RankFault;
+
 /// Why a model could not be read, understood or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,6 +55,9 @@ pub enum ModelError {
     /// An option that cannot be met, such as a shard count that does not divide the heads.
     #[error("{option}: {problem}")]
     Option { option: String, problem: String },
+    /// A rank of a sharded model could not finish a step with the others.
+    #[error("rank {rank} {fault}")]
+    Rank { rank: usize, fault: RankFault },
     /// An operation refused its arguments.
     #[error(transparent)]
     Kernel(#[from] KernelError),

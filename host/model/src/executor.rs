@@ -1,8 +1,20 @@
 //! The seam between what runs next and how a step is computed.
 //!
-//! Invariant: an executor is driven by one thread; a failed step leaves it usable. It knows no requests.
+//! Invariant: an executor is driven by one thread; a step that fails leaves it usable, or able to say at once why it is
+//! not. It knows no requests.
 
 mod cpu;
+#[cfg(test)]
+mod fixture;
+mod limits;
+mod model_weights;
+mod pipeline;
+mod rank;
+mod sharded;
+mod step_logits;
+mod threads;
+
+use std::time::Duration;
 
 use skep_kernels::Isa;
 
@@ -10,7 +22,11 @@ use crate::batch::Batch;
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
-pub use cpu::{CpuExecutor, ModelWeights, physical_cores};
+pub use cpu::CpuExecutor;
+pub use model_weights::ModelWeights;
+use step_logits::StepLogits;
+pub use threads::physical_cores;
+pub(crate) use threads::share_of;
 
 /// Computes steps of one model.
 pub trait Executor: Send {
@@ -49,7 +65,7 @@ pub enum KvDtype {
 /// How to load a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
-    /// `None`: one per physical core.
+    /// Of all ranks together, each of which has one at least. `None`: one per physical core.
     pub threads: Option<usize>,
     /// `None`: the fastest that the machine supports.
     pub isa: Option<Isa>,
@@ -59,8 +75,12 @@ pub struct ExecutorOptions {
     pub max_batch_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
+    /// Ranks that share each weight.
     pub tensor_parallel: usize,
+    /// Groups of ranks that share out the layers.
     pub pipeline_parallel: usize,
+    /// How long ranks wait for each other while none makes any progress: longer than a layer takes for a full step.
+    pub rank_deadline: Duration,
 }
 
 impl Default for ExecutorOptions {
@@ -75,6 +95,11 @@ impl Default for ExecutorOptions {
             max_sequences: 64,
             tensor_parallel: 1,
             pipeline_parallel: 1,
+            rank_deadline: Duration::from_secs(10),
         }
     }
+}
+
+fn option(name: &str, problem: String) -> ModelError {
+    ModelError::Option { option: name.to_owned(), problem }
 }

@@ -16,12 +16,14 @@ mod safetensors_file;
 pub mod tokenizer;
 
 pub mod batch;
+pub mod communicator;
 pub mod executor;
 mod layers;
 pub mod loaded;
 pub mod memory_plan;
 mod models;
 pub mod sampling;
+mod shard;
 mod weights;
 
 pub mod verify;
@@ -29,6 +31,7 @@ pub mod verify;
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 pub use chat_template::ChatTemplate;
 pub use checkpoint::{Checkpoint, Tensor};
+pub use communicator::RankFault;
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use error::ModelError;
 pub use executor::{

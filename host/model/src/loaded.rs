@@ -8,7 +8,7 @@ use crate::chat_template::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::executor::{CpuExecutor, Executor, ExecutorOptions, ModelWeights, physical_cores};
+use crate::executor::{Executor, ExecutorOptions, ModelWeights, physical_cores, share_of};
 use crate::tokenizer::Tokenizer;
 
 /// Everything that the engine needs of a model.
@@ -44,34 +44,55 @@ impl LoadedModel {
         let threads = options.threads.unwrap_or_else(physical_cores);
         (0..replicas.get())
             .map(|replica| {
-                let threads = Some(share_of(threads, replica, replicas.get()).max(1));
+                let threads = Some(share_of(threads, replica, replicas.get()));
                 Ok(LoadedModel {
                     name: name.to_owned(),
                     config: checkpoint.config().clone(),
                     tokenizer: tokenizer.clone(),
                     template: template.clone(),
-                    executor: Box::new(CpuExecutor::new(&weights, ExecutorOptions { threads, ..options })?),
+                    executor: weights.executor(ExecutorOptions { threads, ..options })?,
                 })
             })
             .collect()
     }
 }
 
-/// What part `index` of `parts` gets of `whole`: parts differ by one at most.
-fn share_of(whole: usize, index: usize, parts: usize) -> usize {
-    whole / parts + usize::from(index < whole % parts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::{Batch, BatchSequence, LogitsWanted, PageId};
 
     #[test]
-    fn shares_differ_by_one_at_most_and_make_the_whole() {
-        for (whole, parts) in [(0, 3), (2, 3), (3, 3), (7, 2), (16, 5)] {
-            let shares: Vec<usize> = (0..parts).map(|index| share_of(whole, index, parts)).collect();
-            assert_eq!(shares.iter().sum::<usize>(), whole);
-            assert!(shares[0] - shares[parts - 1] <= 1, "{shares:?}");
+    fn replicas_are_one_model_with_executors_of_their_own() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(fixtures.join("tiny/llama-gqa").join(file), folder.path().join(file)).unwrap();
+        }
+        let tokenizer = fixtures.join("tokenizer/byte-level-chatml.json");
+        std::fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
+        for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 1), (1, 3)] {
+            let options =
+                ExecutorOptions { kv_tokens: 64, tensor_parallel, pipeline_parallel, ..Default::default() };
+            let count = NonZeroUsize::new(3).unwrap();
+            let mut models = LoadedModel::open_replicas("tiny", folder.path(), options, count).unwrap();
+            assert_eq!(models.len(), 3);
+            assert!(models.iter().all(|model| Arc::ptr_eq(&model.tokenizer, &models[0].tokenizer)));
+            let sequence = BatchSequence {
+                tokens: vec![5, 6, 7],
+                start: 0,
+                pages: vec![PageId(3)],
+                logits: LogitsWanted::Last,
+            };
+            let batch = Batch { sequences: vec![sequence] };
+            let logits: Vec<Vec<f32>> = models
+                .iter_mut()
+                .map(|model| {
+                    model.executor.forward(&batch).unwrap();
+                    model.executor.logits(0).unwrap().to_vec()
+                })
+                .collect();
+            assert!(logits.iter().all(|row| *row == logits[0]), "the same weights give the same bits");
         }
     }
 }

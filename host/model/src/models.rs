@@ -1,3 +1,4 @@
-//! Architectures as compositions of layers.
+//! Architectures as compositions of layers, and what they cost.
 
+pub(crate) mod cost;
 pub(crate) mod transformer;

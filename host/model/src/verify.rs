@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::executor::{CpuExecutor, Executor, ExecutorOptions, KvDtype};
+use crate::executor::{ExecutorOptions, KvDtype, ModelWeights};
 use skep_kernels::Isa;
 
 /// The largest relative error of a right implementation in float32.
@@ -63,20 +63,19 @@ pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, Model
         return Err(ModelError::Option { option: "chunk".into(), problem: "must be at least 1".into() });
     }
     let chunk = options.chunk.min(tokens);
-    let mut executor = CpuExecutor::load(
-        &checkpoint,
-        ExecutorOptions {
-            threads: options.threads,
-            isa: options.isa,
-            kv: KvDtype::F32,
-            kv_tokens: tokens,
-            max_batch_tokens: chunk,
-            max_logit_rows: chunk,
-            max_sequences: 1,
-            tensor_parallel: options.tensor_parallel,
-            pipeline_parallel: options.pipeline_parallel,
-        },
-    )?;
+    let options = ExecutorOptions {
+        threads: options.threads,
+        isa: options.isa,
+        kv: KvDtype::F32,
+        kv_tokens: tokens,
+        max_batch_tokens: chunk,
+        max_logit_rows: chunk,
+        max_sequences: 1,
+        tensor_parallel: options.tensor_parallel,
+        pipeline_parallel: options.pipeline_parallel,
+        ..ExecutorOptions::default()
+    };
+    let mut executor = ModelWeights::load(&checkpoint, &options)?.executor(options)?;
     let mut comparison = Comparison::default();
     for start in (0..tokens).step_by(chunk) {
         let end = (start + chunk).min(tokens);
@@ -214,6 +213,12 @@ mod tests {
                 let result = verify(&fixture(name), options).unwrap();
                 assert!(result.passed, "{name}, {threads} threads, chunks of {chunk}: {result:?}");
                 assert_eq!(result.tokens, 97);
+            }
+            for (tensor_parallel, pipeline_parallel) in [(2, 1), (4, 1), (1, 3), (2, 2)] {
+                let options =
+                    VerifyOptions { tensor_parallel, pipeline_parallel, ..VerifyOptions::default() };
+                let result = verify(&fixture(name), options).unwrap();
+                assert!(result.passed, "{name}, {tensor_parallel} × {pipeline_parallel} ranks: {result:?}");
             }
         }
     }

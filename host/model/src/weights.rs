@@ -1,7 +1,11 @@
-//! From a checkpoint's tensors to the forms that layers compute with.
+//! From a checkpoint's tensors to the forms that layers compute with, whole or the part of one rank.
 //!
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
-//! tensor. Only one tensor's pages of the file are in memory beside the packed ones.
+//! tensor. Only one tensor's pages of the file, or a copy of its part, are in memory beside the packed ones.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 use skep_kernels::buffer::Arena;
 use skep_kernels::matmul::PackedMatrix;
@@ -10,13 +14,24 @@ use skep_kernels::{WorkerPool, dequantize};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ModelError;
 use crate::layers::linear::Linear;
+use crate::shard::{Shard, ShardPlan};
 
 /// Reads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
     pool: &'a WorkerPool,
     checkpoint: &'a Checkpoint,
+    shard: Shard,
     arena: Arena,
     bytes: u64,
+}
+
+/// One of several projections of the same input.
+pub(crate) struct Projection<'a> {
+    /// The last part of the tensor's name.
+    pub(crate) name: &'a str,
+    /// Outputs of the whole weight.
+    pub(crate) rows: usize,
+    pub(crate) plan: &'a ShardPlan,
 }
 
 /// Whether a projection has a bias.
@@ -33,9 +48,13 @@ impl Bias {
 }
 
 impl<'a> WeightLoader<'a> {
-    /// The threads of `pool` share the packing.
-    pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint) -> Self {
-        WeightLoader { pool, checkpoint, arena: Arena::default(), bytes: 0 }
+    /// Loads what `shard` holds. The threads of `pool` share the packing.
+    pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint, shard: Shard) -> Self {
+        WeightLoader { pool, checkpoint, shard, arena: Arena::default(), bytes: 0 }
+    }
+
+    pub(crate) fn shard(&self) -> Shard {
+        self.shard
     }
 
     /// Bytes of what was loaded so far.
@@ -43,48 +62,78 @@ impl<'a> WeightLoader<'a> {
         self.bytes
     }
 
-    /// A packed `[rows, columns]` matrix.
-    pub(crate) fn matrix(
-        &mut self,
-        name: &str,
-        rows: usize,
-        columns: usize,
-    ) -> Result<PackedMatrix, ModelError> {
-        let tensor = self.tensor(name, &[rows, columns])?;
-        let matrix = PackedMatrix::pack(self.pool, &mut self.arena, tensor.dtype, rows, columns, tensor.data)
-            .map_err(|error| ModelError::tensor(name, error.to_string()))?;
-        self.checkpoint.release(name);
-        self.bytes += matrix.byte_len() as u64;
-        Ok(matrix)
+    /// Values of a row of the matrix that must stay together.
+    pub(crate) fn block_len(&self, name: &str) -> Result<usize, ModelError> {
+        Ok(self.checkpoint.tensor(name)?.dtype.block_len())
     }
 
-    /// Projections of one input, side by side: `PREFIX.NAME.weight` with its number of rows each.
+    /// Some rows of the `[rows, columns]` matrix of one vector for each token.
+    pub(crate) fn table(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<Arc<PackedMatrix>, ModelError> {
+        self.matrix(name, shape, &ShardPlan::Rows(vec![rows])).map(Arc::new)
+    }
+
+    /// Projections of one input, side by side: `PREFIX.NAME.weight`.
     pub(crate) fn linear(
         &mut self,
         prefix: &str,
-        parts: &[(&str, usize)],
+        projections: &[Projection<'_>],
         columns: usize,
         bias: Bias,
     ) -> Result<Linear, ModelError> {
-        let mut matrices = Vec::with_capacity(parts.len());
+        let mut matrices = Vec::with_capacity(projections.len());
         let mut biases = Vec::new();
-        for (name, rows) in parts {
-            matrices.push(self.matrix(&format!("{prefix}.{name}.weight"), *rows, columns)?);
+        for Projection { name, rows, plan } in projections {
+            matrices.push(self.matrix(&format!("{prefix}.{name}.weight"), [*rows, columns], plan)?);
             if bias == Bias::Present {
-                biases.extend(self.vector(&format!("{prefix}.{name}.bias"), *rows)?);
+                biases.extend(self.vector(&format!("{prefix}.{name}.bias"), *rows, plan)?);
             }
         }
         Ok(Linear::new(matrices, biases))
     }
 
-    /// A vector in `f32`.
-    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.tensor(name, &[length])?;
-        let mut values = vec![0.0; length];
+    /// A vector of `rows` values in `f32`, or the part that belongs to the planned part of its weight.
+    pub(crate) fn vector(
+        &mut self,
+        name: &str,
+        rows: usize,
+        plan: &ShardPlan,
+    ) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(name, &[rows])?;
+        let mut values = vec![0.0; rows];
         dequantize(tensor.dtype, tensor.data, &mut values)
             .map_err(|error| ModelError::tensor(name, error.to_string()))?;
-        self.bytes += (length * 4) as u64;
+        match plan {
+            ShardPlan::Replicated => {}
+            ShardPlan::Rows(ranges) => {
+                values = ranges.iter().flat_map(|range| &values[range.clone()]).copied().collect();
+            }
+            // A sum of parts takes its bias once.
+            ShardPlan::Columns(_) if self.shard.rank == 0 => {}
+            ShardPlan::Columns(_) => values = Vec::new(),
+        }
+        self.bytes += (values.len() * 4) as u64;
         Ok(values)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        [rows, columns]: [usize; 2],
+        plan: &ShardPlan,
+    ) -> Result<PackedMatrix, ModelError> {
+        let tensor = self.tensor(name, &[rows, columns])?;
+        let (data, columns) = part(&tensor, columns, plan)?;
+        let rows = plan.rows(rows);
+        let matrix = PackedMatrix::pack(self.pool, &mut self.arena, tensor.dtype, rows, columns, &data)
+            .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        self.checkpoint.release(name);
+        self.bytes += matrix.byte_len() as u64;
+        Ok(matrix)
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
@@ -98,4 +147,40 @@ impl<'a> WeightLoader<'a> {
         }
         Ok(tensor)
     }
+}
+
+/// The bytes of a part of a matrix, and its columns.
+fn part<'a>(
+    tensor: &Tensor<'a>,
+    columns: usize,
+    plan: &ShardPlan,
+) -> Result<(Cow<'a, [u8]>, usize), ModelError> {
+    let bytes_of = |columns: usize| {
+        tensor.dtype.row_bytes(columns).ok_or_else(|| {
+            ModelError::tensor(
+                tensor.name,
+                format!(
+                    "{columns} columns are not a whole number of {} blocks of {}",
+                    tensor.dtype,
+                    tensor.dtype.block_len()
+                ),
+            )
+        })
+    };
+    let row_bytes = bytes_of(columns)?;
+    let rows = |range: &Range<usize>| &tensor.data[range.start * row_bytes..range.end * row_bytes];
+    Ok(match plan {
+        ShardPlan::Replicated => (Cow::Borrowed(tensor.data), columns),
+        ShardPlan::Rows(ranges) => match &ranges[..] {
+            [range] => (Cow::Borrowed(rows(range)), columns),
+            _ => (Cow::Owned(ranges.iter().map(rows).collect::<Vec<_>>().concat()), columns),
+        },
+        ShardPlan::Columns(range) if range.len() == columns => (Cow::Borrowed(tensor.data), columns),
+        ShardPlan::Columns(range) => {
+            let bytes = bytes_of(range.start)?..bytes_of(range.end)?;
+            let parts: Vec<&[u8]> =
+                tensor.data.chunks_exact(row_bytes).map(|row| &row[bytes.clone()]).collect();
+            (Cow::Owned(parts.concat()), range.len())
+        }
+    })
 }

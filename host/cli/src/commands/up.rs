@@ -36,7 +36,7 @@ skep.toml, every line optional:
   threads = 4
   [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
   kv_tokens = 65536             # step_tokens, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
-                                # default_deadline_s, tensor_parallel, pipeline_parallel,
+                                # default_deadline_s, tensor_parallel, pipeline_parallel, rank_deadline_s,
                                 # speculation = \"off\" | \"prompt-lookup\"
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,
   memory_mb = 64                # host_calls, host_call_kb, log_kb, concurrent_turns
@@ -69,6 +69,12 @@ pub struct Args {
     /// Guess ahead, and from what [default: off]
     #[arg(long, value_name = "HOW")]
     speculation: Option<SpeculationConfig>,
+    /// Ranks that share each layer [default: 1]
+    #[arg(long, value_name = "N")]
+    tp: Option<usize>,
+    /// Ranks that share the layers out [default: 1]
+    #[arg(long, value_name = "N")]
+    pp: Option<usize>,
     /// Settings of the operator; flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -120,6 +126,9 @@ fn options(args: &Args) -> Result<ServerOptions> {
     if let Some(speculation) = args.speculation {
         options.engine.speculation = speculation.into();
     }
+    let executor = &mut options.executor;
+    executor.tensor_parallel = args.tp.unwrap_or(executor.tensor_parallel);
+    executor.pipeline_parallel = args.pp.unwrap_or(executor.pipeline_parallel);
     if let Some(model) = &args.model {
         options.model = model.clone();
     }
@@ -218,7 +227,8 @@ mod tests {
     fn flags_override_the_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
-        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nthreads = 2\ndata = \"d\"\n").expect("file");
+        let settings = "listen = \"127.0.0.1:1\"\nthreads = 2\ndata = \"d\"\n[engine]\ntensor_parallel = 3\n";
+        std::fs::write(&path, settings).expect("file");
         let path = path.to_str().expect("UTF-8");
         let parse = |extra: &[&str]| {
             let arguments = ["up", "--config", path].into_iter().chain(extra.iter().copied());
@@ -229,5 +239,9 @@ mod tests {
         assert_eq!(options.replicas.get(), 3);
         assert_eq!(options.data, DataDir::Path(dir.path().join("d")));
         assert_eq!(parse(&["--ephemeral"]).data, DataDir::InMemory);
+        let ranks =
+            |options: ServerOptions| (options.executor.tensor_parallel, options.executor.pipeline_parallel);
+        assert_eq!(ranks(parse(&["--pp", "2"])), (3, 2));
+        assert_eq!(ranks(parse(&["--tp", "4"])), (4, 1));
     }
 }

@@ -1,61 +1,10 @@
 //! Tiny models against exact logits, however a sequence is cut into steps and whatever shares its batch.
 
-use std::path::PathBuf;
-
-use safetensors::SafeTensors;
-
+use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence, supported};
 use super::*;
 use crate::batch::{BatchSequence, LogitsWanted, PageId};
+use crate::executor::KvDtype;
 use crate::sampling::ScoreRow;
-
-const MODELS: [&str; 5] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
-
-fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
-}
-
-fn load(name: &str, options: ExecutorOptions) -> Result<CpuExecutor, ModelError> {
-    CpuExecutor::load(&Checkpoint::open(&folder(name)).unwrap(), options)
-}
-
-fn options(isa: Isa) -> ExecutorOptions {
-    ExecutorOptions {
-        isa: Some(isa),
-        threads: Some(2),
-        kv: KvDtype::F32,
-        kv_tokens: 512,
-        max_logit_rows: 128,
-        ..ExecutorOptions::default()
-    }
-}
-
-/// Token ids and exact logits of a fixture.
-fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
-    let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let ids = tensors.tensor("input_ids").unwrap();
-    let ids =
-        ids.data().chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap()) as u32).collect();
-    let logits = tensors.tensor("logits").unwrap();
-    let logits = logits.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
-    (ids, logits)
-}
-
-/// A sequence whose pages start at `first_page`, from the top down so that their order matters.
-fn sequence(tokens: &[u32], start: usize, first_page: u32, logits: LogitsWanted) -> BatchSequence {
-    let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS) as u32;
-    let pages = (0..pages).map(|page| PageId(first_page - page)).collect();
-    BatchSequence { tokens: tokens.to_vec(), start, pages, logits }
-}
-
-fn relative_error(found: &[f32], exact: &[f32]) -> f32 {
-    let largest = exact.iter().fold(0f32, |all, x| all.max(x.abs()));
-    found.iter().zip(exact).fold(0f32, |all, (a, b)| all.max((a - b).abs())) / largest
-}
-
-fn supported() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.supported())
-}
 
 #[test]
 fn every_architecture_tier_and_chunking_gives_the_exact_logits() {
@@ -169,8 +118,13 @@ fn options_that_cannot_be_met_are_named() {
         (ExecutorOptions { threads: Some(0), ..base }, "threads"),
         (ExecutorOptions { kv_tokens: 0, ..base }, "kv_tokens"),
         (ExecutorOptions { max_batch_tokens: 0, ..base }, "max_batch_tokens"),
-        (ExecutorOptions { tensor_parallel: 2, ..base }, "tensor_parallel"),
+        (ExecutorOptions { tensor_parallel: 0, ..base }, "tensor_parallel"),
+        (ExecutorOptions { tensor_parallel: 3, ..base }, "tensor_parallel: 3 does not divide the 4"),
         (ExecutorOptions { pipeline_parallel: 0, ..base }, "pipeline_parallel"),
+        (ExecutorOptions { pipeline_parallel: 4, ..base }, "pipeline_parallel: 4 stages cannot divide 3"),
+        (ExecutorOptions { rank_deadline: std::time::Duration::ZERO, ..base }, "rank_deadline"),
+        // This executor is one rank.
+        (ExecutorOptions { tensor_parallel: 2, ..base }, "tensor_parallel: is 1"),
     ] {
         let error = load("llama-gqa", options).err().unwrap().to_string();
         assert!(error.starts_with(name), "{error}");
@@ -220,10 +174,10 @@ fn a_decode_step_has_five_barriers_a_layer_and_one_for_the_head() {
         let mut executor =
             load(name, ExecutorOptions { threads: Some(2), ..options(Isa::detect()) }).unwrap();
         let mut barriers = |start: usize, tokens: &[u32]| {
-            let before = executor.compute.pool.barriers();
+            let before = executor.rank.compute.pool.barriers();
             let rows = sequence(tokens, start, 9, LogitsWanted::Last);
             executor.forward(&Batch { sequences: vec![rows] }).unwrap();
-            executor.compute.pool.barriers() - before
+            executor.rank.compute.pool.barriers() - before
         };
         barriers(0, &ids[..40]);
         let layers = Checkpoint::open(&folder(name)).unwrap().config().layer_count as u64;

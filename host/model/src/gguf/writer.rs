@@ -17,6 +17,7 @@ struct TensorLine {
 }
 
 const F32: u32 = 0;
+const Q8_0: u32 = 8;
 
 impl GgufWriter {
     pub(crate) fn raw(mut self, key: &str, code: u32, bytes: Vec<u8>) -> Self {
@@ -82,6 +83,21 @@ impl GgufWriter {
             (0..count).flat_map(|at| (((at * 7 + name.len()) % 13) as f32 * 0.01 + 0.01).to_le_bytes());
         let dimensions: Vec<u64> = shape.iter().rev().map(|size| *size as u64).collect();
         self.tensor(name, &dimensions, F32, data.collect())
+    }
+
+    /// Adds a Q8_0 tensor whose values look random; `shape` is outermost first.
+    fn quantised(self, name: &str, [rows, columns]: [usize; 2]) -> Self {
+        let mut state = name.bytes().fold(17u32, |state, byte| state.wrapping_mul(31) + u32::from(byte));
+        let mut data = Vec::new();
+        for _ in 0..rows * columns / 32 {
+            // 2^-9 in half precision.
+            data.extend(0x1800u16.to_le_bytes());
+            for _ in 0..32 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                data.push((state >> 24) as u8);
+            }
+        }
+        self.tensor(name, &[columns as u64, rows as u64], Q8_0, data)
     }
 
     pub(crate) fn build(&self) -> Vec<u8> {
@@ -156,6 +172,37 @@ pub(crate) fn tiny_llama() -> GgufWriter {
         .weights("blk.0.ffn_gate.weight", &[16, 8])
         .weights("blk.0.ffn_up.weight", &[16, 8])
         .weights("blk.0.ffn_down.weight", &[8, 16])
+}
+
+/// A whole llama model in Q8_0: two layers, 64 wide, 4 heads over 2 KV heads.
+pub(crate) fn quantised_llama(feed_forward: usize) -> GgufWriter {
+    let mut writer = tiny_llama();
+    writer.tensors.clear();
+    let mut writer = writer
+        .unsigned("llama.embedding_length", 64)
+        .unsigned("llama.block_count", 2)
+        .unsigned("llama.feed_forward_length", feed_forward as u32)
+        .unsigned("llama.attention.head_count", 4)
+        .unsigned("llama.attention.head_count_kv", 2)
+        .quantised("token_embd.weight", [262, 64])
+        .weights("output_norm.weight", &[64]);
+    for layer in 0..2 {
+        for norm in ["attn_norm", "ffn_norm"] {
+            writer = writer.weights(&format!("blk.{layer}.{norm}.weight"), &[64]);
+        }
+        for (name, rows, columns) in [
+            ("attn_q", 64, 64),
+            ("attn_k", 32, 64),
+            ("attn_v", 32, 64),
+            ("attn_output", 64, 64),
+            ("ffn_gate", feed_forward, 64),
+            ("ffn_up", feed_forward, 64),
+            ("ffn_down", 64, feed_forward),
+        ] {
+            writer = writer.quantised(&format!("blk.{layer}.{name}.weight"), [rows, columns]);
+        }
+    }
+    writer
 }
 
 fn string_bytes(text: &str) -> Vec<u8> {

@@ -18,6 +18,7 @@ pub(crate) struct Attention {
     /// Norms of each query and key head.
     pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
     pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
     pub(crate) head_size: usize,
     pub(crate) window: Option<usize>,
     pub(crate) pairing: Pairing,
@@ -47,6 +48,12 @@ pub(crate) struct AttentionRoom {
 }
 
 impl Attention {
+    /// Values that the rooms hold for each token, and the widest input.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        let attended = self.heads * self.head_size;
+        (self.qkv.width() + attended, attended)
+    }
+
     pub(crate) fn forward(
         &self,
         compute: &mut Compute,

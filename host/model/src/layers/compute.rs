@@ -13,6 +13,8 @@ pub(crate) struct Compute {
 /// `length` values of `buffer`, which grows to the largest step and is then reused. Contents are unspecified.
 pub(crate) fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
+        // The plan counts what is used, so nothing is reserved beyond it.
+        buffer.reserve_exact(length - buffer.len());
         buffer.resize(length, 0.0);
     }
     &mut buffer[..length]

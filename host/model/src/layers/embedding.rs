@@ -1,46 +1,85 @@
-//! Token embeddings, and the head that turns hidden rows into logits.
+//! Token embeddings, and the head that turns hidden rows into logits. Ranks divide both by the tokens of the vocabulary.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use skep_kernels::gather::gather;
 use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
-use super::compute::Compute;
+use super::compute::{Compute, room};
+use crate::communicator::Communicator;
 use crate::error::ModelError;
+use crate::shard::Shard;
 
-/// The table of token vectors and the output head, which may be the same matrix.
-pub(crate) struct Embedding {
-    table: PackedMatrix,
-    head: Head,
+/// The vectors of some of the vocabulary's tokens. An embedding and a head may be the same matrix.
+pub(crate) struct TokenTable {
+    pub(crate) matrix: Arc<PackedMatrix>,
+    /// The tokens of the rows.
+    pub(crate) tokens: Range<usize>,
+    pub(crate) vocabulary_size: usize,
 }
 
-/// Where logits come from.
-pub(crate) enum Head {
-    /// The token table itself.
-    Tied,
-    Own(PackedMatrix),
-}
-
-impl Embedding {
-    pub(crate) fn new(table: PackedMatrix, head: Head) -> Self {
-        Embedding { table, head }
-    }
-
-    pub(crate) fn embed(&self, compute: &Compute, tokens: &[u32], out: &mut [f32]) -> Result<(), ModelError> {
-        Ok(gather(&compute.pool, compute.isa, &self.table, tokens, out)?)
-    }
-
-    pub(crate) fn logits(
+impl TokenTable {
+    /// The embeddings of `tokens`.
+    pub(crate) fn embed<C: Communicator>(
         &self,
-        compute: &mut Compute,
-        rows: &[f32],
-        count: usize,
+        compute: &Compute,
+        ranks: &mut C,
+        tokens: &[u32],
         out: &mut [f32],
     ) -> Result<(), ModelError> {
-        let matrix = match &self.head {
-            Head::Tied => &self.table,
-            Head::Own(matrix) => matrix,
-        };
+        if self.is_whole() {
+            return Ok(gather(&compute.pool, compute.isa, &self.matrix, tokens, out)?);
+        }
+        // Each token's vector is on one rank, and zero on the others.
+        let width = self.matrix.columns();
+        out.fill(0.0);
+        for (token, row) in tokens.iter().zip(out.chunks_exact_mut(width)) {
+            if self.tokens.contains(&(*token as usize)) {
+                let own = *token - self.tokens.start as u32;
+                gather(&compute.pool, compute.isa, &self.matrix, &[own], row)?;
+            }
+        }
+        ranks.all_reduce(out)
+    }
+
+    /// The logits of `count` rows. They go to `out` on the rank that has one; the others only do their part.
+    pub(crate) fn logits<C: Communicator>(
+        &self,
+        compute: &mut Compute,
+        ranks: &mut C,
+        rows: &[f32],
+        count: usize,
+        own: &mut Vec<f32>,
+        out: Option<&mut [f32]>,
+    ) -> Result<(), ModelError> {
         let Compute { pool, isa, activations } = compute;
-        let projection = Projection { matrices: &[matrix], bias: &[] };
-        Ok(matmul(pool, *isa, projection, rows, count, out, activations)?)
+        let projection = Projection { matrices: &[&self.matrix], bias: &[] };
+        match out {
+            Some(out) if self.is_whole() => {
+                Ok(matmul(pool, *isa, projection, rows, count, out, activations)?)
+            }
+            out => {
+                let own = room(own, count * self.tokens.len());
+                matmul(pool, *isa, projection, rows, count, own, activations)?;
+                let (vocabulary, group) = (self.vocabulary_size, ranks.ranks());
+                let mut out = out;
+                ranks.all_gather(own, count * vocabulary, |rank, part| {
+                    let Some(out) = out.as_deref_mut() else { return };
+                    let tokens = Shard { rank, ranks: group }.part(vocabulary, 1);
+                    if tokens.is_empty() {
+                        return;
+                    }
+                    for (out, part) in out.chunks_exact_mut(vocabulary).zip(part.chunks_exact(tokens.len())) {
+                        out[tokens.clone()].copy_from_slice(part);
+                    }
+                })
+            }
+        }
+    }
+
+    /// Whether no rank has other tokens.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.tokens.len() == self.vocabulary_size
     }
 }

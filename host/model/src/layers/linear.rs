@@ -1,5 +1,6 @@
 //! A projection, or several of the same input computed at once.
 
+use skep_kernels::DType;
 use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
 use super::compute::Compute;
@@ -20,6 +21,11 @@ impl Linear {
     /// Values per output row.
     pub(crate) fn width(&self) -> usize {
         self.matrices.iter().map(PackedMatrix::rows).sum()
+    }
+
+    /// The formats of the matrices.
+    pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
+        self.matrices.iter().map(PackedMatrix::dtype)
     }
 
     pub(crate) fn forward(

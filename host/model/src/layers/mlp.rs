@@ -1,5 +1,6 @@
 //! The gated feed-forward block.
 
+use skep_kernels::DType;
 use skep_kernels::swiglu::swiglu;
 
 use super::compute::{Compute, room};
@@ -23,6 +24,17 @@ impl Mlp {
     /// `gate_up` computes the gate and the up projection side by side, of equal widths.
     pub(crate) fn new(gate_up: Linear, down: Linear) -> Self {
         Mlp { gate_up, down }
+    }
+
+    /// Values that the rooms hold for each token, and the widest input.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        let both = self.gate_up.width();
+        (both + both / 2, both / 2)
+    }
+
+    /// The formats of the weights.
+    pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
+        self.gate_up.dtypes().chain(self.down.dtypes())
     }
 
     pub(crate) fn forward(

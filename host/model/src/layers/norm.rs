@@ -16,6 +16,11 @@ impl RmsNorm {
         RmsNorm { weight, epsilon }
     }
 
+    /// Values of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.weight.len()
+    }
+
     /// Normalises rows of the weight's length.
     pub(crate) fn forward(
         &self,

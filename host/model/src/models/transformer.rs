@@ -1,113 +1,181 @@
 //! The decoder that Llama, Qwen2, Qwen3 and Mistral share; what differs is in the configuration.
 //!
 //! Invariant: the configuration's sizes were checked to fit each other before any weight is read. A loaded model never
-//! changes: what a step writes is in its executor's rooms and pages, so that several executors can share one model.
+//! changes: what a step writes is in its executor's rooms and pages, so that several executors can share one model. The
+//! same code runs on every rank; what a rank lacks it gets through its communicator.
+
+use std::ops::Range;
 
 use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
 use skep_kernels::rope::{Pairing, turns};
 
 use crate::batch::Batch;
+use crate::communicator::{Communicator, Links};
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::layers::attention::{Attention, AttentionRoom, SequenceRows, StepLayout};
 use crate::layers::compute::{Compute, room};
-use crate::layers::embedding::{Embedding, Head};
+use crate::layers::embedding::TokenTable;
 use crate::layers::mlp::{Mlp, MlpRoom};
 use crate::layers::norm::RmsNorm;
-use crate::weights::{Bias, WeightLoader};
+use crate::shard::ShardPlan;
+use crate::weights::{Bias, Projection, WeightLoader};
 
+/// The part of a model that one rank holds: some layers, and of each the rank's part of the weights.
 pub(crate) struct Transformer {
-    embedding: Embedding,
-    blocks: Vec<Block>,
-    final_norm: RmsNorm,
-    hidden_size: usize,
+    /// In the first stage.
+    pub(super) entry: Option<TokenTable>,
+    pub(super) blocks: Vec<Block>,
+    /// In the last stage.
+    pub(super) exit: Option<Exit>,
+    pub(super) hidden_size: usize,
     inverse_frequencies: Vec<f32>,
 }
 
-struct Block {
-    attention_norm: RmsNorm,
-    attention: Attention,
-    mlp_norm: RmsNorm,
-    mlp: Mlp,
+/// What comes after the last layer.
+pub(super) struct Exit {
+    pub(super) norm: RmsNorm,
+    pub(super) head: TokenTable,
+}
+
+pub(super) struct Block {
+    pub(super) attention_norm: RmsNorm,
+    pub(super) attention: Attention,
+    pub(super) mlp_norm: RmsNorm,
+    pub(super) mlp: Mlp,
+}
+
+/// What the hidden rows lack, to be added in the next norm's pass over them.
+#[derive(Clone, Copy)]
+pub(super) enum Pending {
+    Nothing,
+    /// What the previous block's feed-forward computed.
+    Projected,
 }
 
 /// Buffers of one step, reused by the next. They belong to one executor.
 #[derive(Default)]
 pub(crate) struct Rooms {
-    hidden: Vec<f32>,
-    normed: Vec<f32>,
-    projected: Vec<f32>,
+    pub(super) hidden: Vec<f32>,
+    pub(super) normed: Vec<f32>,
+    pub(super) projected: Vec<f32>,
     wanted: Vec<f32>,
+    logits: Vec<f32>,
     attention: AttentionRoom,
     mlp: MlpRoom,
 }
 
 impl Transformer {
+    /// Loads all layers, and of each the part that the loader's shard holds.
     pub(crate) fn load(config: &ModelConfig, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
         check(config)?;
-        let (hidden, vocabulary) = (config.hidden_size, config.vocabulary_size);
-        let table = weights.matrix("model.embed_tokens.weight", vocabulary, hidden)?;
+        let (hidden_size, vocabulary_size) = (config.hidden_size, config.vocabulary_size);
+        let tokens = weights.shard().part(vocabulary_size, 1);
+        let shape = [vocabulary_size, hidden_size];
+        let table = |matrix| TokenTable { matrix, tokens: tokens.clone(), vocabulary_size };
+        let embedding = weights.table("model.embed_tokens.weight", shape, tokens.clone())?;
         let head = if config.tied_head {
-            Head::Tied
+            embedding.clone()
         } else {
-            Head::Own(weights.matrix("lm_head.weight", vocabulary, hidden)?)
+            weights.table("lm_head.weight", shape, tokens.clone())?
         };
         let blocks = (0..config.layer_count)
             .map(|layer| Block::load(config, layer, weights))
             .collect::<Result<_, _>>()?;
-        let final_norm = weights.vector("model.norm.weight", hidden)?;
+        let norm = weights.vector("model.norm.weight", hidden_size, &ShardPlan::Replicated)?;
         Ok(Transformer {
-            embedding: Embedding::new(table, head),
+            entry: Some(table(embedding)),
             blocks,
-            final_norm: RmsNorm::new(final_norm, config.norm_epsilon),
-            hidden_size: hidden,
+            exit: Some(Exit { norm: RmsNorm::new(norm, config.norm_epsilon), head: table(head) }),
+            hidden_size,
             inverse_frequencies: config.rope.inverse_frequencies(config.head_size),
         })
     }
 
-    /// Runs a checked batch; `logits` gets the wanted rows in order.
-    pub(crate) fn forward(
+    /// Divides the layers; `layers` are consecutive ranges that cover all.
+    pub(crate) fn into_stages(self, layers: &[Range<usize>]) -> Vec<Transformer> {
+        let (mut entry, mut exit) = (self.entry, self.exit);
+        let mut blocks = self.blocks.into_iter();
+        let stages = layers.iter().enumerate().map(|(stage, range)| Transformer {
+            entry: entry.take(),
+            blocks: blocks.by_ref().take(range.len()).collect(),
+            exit: if stage + 1 == layers.len() { exit.take() } else { None },
+            hidden_size: self.hidden_size,
+            inverse_frequencies: self.inverse_frequencies.clone(),
+        });
+        stages.collect()
+    }
+
+    /// Runs a checked batch with the other ranks. The wanted rows of logits go to `logits` in order, on the rank that
+    /// has one.
+    pub(crate) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
         rooms: &mut Rooms,
         kv: &mut [KvLayer],
+        links: &mut Links<C>,
         batch: &Batch,
-        logits: &mut [f32],
+        logits: Option<&mut [f32]>,
     ) -> Result<(), ModelError> {
         let step = self.layout(batch);
         let length = step.tokens * self.hidden_size;
-        let hidden = room(&mut rooms.hidden, length);
-        let normed = room(&mut rooms.normed, length);
-        let projected = room(&mut rooms.projected, length);
-        let tokens: Vec<u32> = batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
-        self.embedding.embed(compute, &tokens, hidden)?;
-        for (index, (block, kv)) in self.blocks.iter().zip(kv).enumerate() {
-            match index {
-                0 => block.attention_norm.forward(compute, hidden, normed)?,
-                // What the previous block's feed-forward computed is added here, in the norm's pass over the rows.
-                _ => block.attention_norm.forward_sum(compute, hidden, projected, normed)?,
+        room(&mut rooms.hidden, length);
+        let stage = links.pipeline.rank();
+        match &self.entry {
+            Some(table) => {
+                let tokens: Vec<u32> =
+                    batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
+                table.embed(compute, &mut links.tensor, &tokens, &mut rooms.hidden[..length])?;
             }
-            block.attention.forward(compute, &mut rooms.attention, kv, &step, normed, projected)?;
-            block.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
-            block.mlp.forward(compute, &mut rooms.mlp, normed, step.tokens, projected)?;
+            None => links.pipeline.receive(stage - 1, &mut rooms.hidden[..length])?,
         }
-        let rows = wanted_rows(batch);
-        let length = rows.len() * self.hidden_size;
-        let (wanted, addend) = room(&mut rooms.wanted, 2 * length).split_at_mut(length);
-        self.gather(&rows, hidden, wanted);
-        self.gather(&rows, projected, addend);
-        let normed = &mut normed[..length];
-        self.final_norm.forward_sum(compute, wanted, addend, normed)?;
-        self.embedding.logits(compute, normed, rows.len(), logits)
-    }
-
-    fn gather(&self, rows: &[usize], from: &[f32], to: &mut [f32]) {
-        for (to, row) in to.chunks_exact_mut(self.hidden_size).zip(rows) {
-            to.copy_from_slice(&from[row * self.hidden_size..][..self.hidden_size]);
+        let mut pending = Pending::Nothing;
+        for (block, kv) in self.blocks.iter().zip(kv) {
+            block.forward(compute, rooms, kv, &mut links.tensor, &step, pending)?;
+            pending = Pending::Projected;
+        }
+        match &self.exit {
+            Some(exit) => exit.forward(compute, rooms, &mut links.tensor, &wanted_rows(batch), logits),
+            None => {
+                let hidden = &mut rooms.hidden[..length];
+                hidden.iter_mut().zip(&rooms.projected).for_each(|(sum, value)| *sum += value);
+                links.pipeline.send(stage + 1, hidden)
+            }
         }
     }
 
-    fn layout(&self, batch: &Batch) -> StepLayout {
+    /// The KV heads of each layer.
+    pub(crate) fn kv_heads(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().map(|block| block.attention.kv_heads)
+    }
+
+    /// Values that the rooms hold for each token of a step, and the widest input of a projection.
+    pub(crate) fn row_values(&self) -> (usize, usize) {
+        let of = |block: &Block| {
+            let (attention, mlp) = (block.attention.widths(), block.mlp.widths());
+            (attention.0 + mlp.0, attention.1.max(mlp.1))
+        };
+        let (rooms, widest) =
+            self.blocks.iter().map(of).fold((0, 0), |(rooms, widest), block| {
+                (usize::max(rooms, block.0), usize::max(widest, block.1))
+            });
+        // Hidden, normed, projected and, in two parts, wanted rows, and the turns of the positions.
+        let shared = 5 * self.hidden_size + 2 * self.inverse_frequencies.len();
+        (rooms + shared, widest.max(self.hidden_size))
+    }
+
+    /// Values of a row of logits; none come out of a stage that is not the last.
+    pub(crate) fn vocabulary_size(&self) -> usize {
+        self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size)
+    }
+
+    /// Values that the rooms hold for each row of logits beside the logits themselves.
+    pub(crate) fn partial_logits(&self) -> usize {
+        let head = self.exit.as_ref().map(|exit| &exit.head);
+        head.filter(|head| !head.is_whole()).map_or(0, |head| head.tokens.len())
+    }
+
+    pub(super) fn layout(&self, batch: &Batch) -> StepLayout {
         let mut positions = Vec::new();
         let mut sequences = Vec::with_capacity(batch.sequences.len());
         for sequence in &batch.sequences {
@@ -125,61 +193,123 @@ impl Transformer {
     }
 }
 
+impl Exit {
+    /// Computes the logits of some rows of the last block's results.
+    pub(super) fn forward<C: Communicator>(
+        &self,
+        compute: &mut Compute,
+        rooms: &mut Rooms,
+        ranks: &mut C,
+        rows: &[usize],
+        logits: Option<&mut [f32]>,
+    ) -> Result<(), ModelError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let width = self.norm.width();
+        let length = rows.len() * width;
+        let (wanted, addend) = room(&mut rooms.wanted, 2 * length).split_at_mut(length);
+        for (at, row) in rows.iter().enumerate() {
+            wanted[at * width..][..width].copy_from_slice(&rooms.hidden[row * width..][..width]);
+            addend[at * width..][..width].copy_from_slice(&rooms.projected[row * width..][..width]);
+        }
+        let normed = room(&mut rooms.normed, length);
+        self.norm.forward_sum(compute, wanted, addend, normed)?;
+        self.head.logits(compute, ranks, normed, rows.len(), &mut rooms.logits, logits)
+    }
+}
+
 impl Block {
+    /// Leaves in the room for projected rows what is to be added to the hidden ones.
+    pub(super) fn forward<C: Communicator>(
+        &self,
+        compute: &mut Compute,
+        rooms: &mut Rooms,
+        kv: &mut KvLayer,
+        ranks: &mut C,
+        step: &StepLayout,
+        pending: Pending,
+    ) -> Result<(), ModelError> {
+        let length = step.tokens * self.attention_norm.width();
+        let hidden = room(&mut rooms.hidden, length);
+        let normed = room(&mut rooms.normed, length);
+        let projected = room(&mut rooms.projected, length);
+        match pending {
+            Pending::Nothing => self.attention_norm.forward(compute, hidden, normed)?,
+            Pending::Projected => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
+        }
+        self.attention.forward(compute, &mut rooms.attention, kv, step, normed, projected)?;
+        ranks.all_reduce(projected)?;
+        self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
+        self.mlp.forward(compute, &mut rooms.mlp, normed, step.tokens, projected)?;
+        ranks.all_reduce(projected)
+    }
+
     fn load(config: &ModelConfig, layer: usize, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
         let prefix = format!("model.layers.{layer}");
-        let (attention, mlp) = (format!("{prefix}.self_attn"), format!("{prefix}.mlp"));
         let hidden = config.hidden_size;
-        let query = config.head_count * config.head_size;
-        let kv = config.kv_head_count * config.head_size;
-        let norm = |values| RmsNorm::new(values, config.norm_epsilon);
-        let head_norms = if config.qk_norm {
-            let query = weights.vector(&format!("{attention}.q_norm.weight"), config.head_size)?;
-            Some((
-                norm(query),
-                norm(weights.vector(&format!("{attention}.k_norm.weight"), config.head_size)?),
-            ))
-        } else {
-            None
+        let norm = |weights: &mut WeightLoader<'_>, name: &str| {
+            let values =
+                weights.vector(&format!("{prefix}.{name}.weight"), hidden, &ShardPlan::Replicated)?;
+            Ok::<_, ModelError>(RmsNorm::new(values, config.norm_epsilon))
         };
-        let (qkv_bias, mlp_bias) = (Bias::when(config.qkv_bias), Bias::when(config.mlp_bias));
-        let feed_forward = config.feed_forward_size;
         Ok(Block {
-            attention_norm: norm(weights.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?),
-            attention: Attention {
-                qkv: weights.linear(
-                    &attention,
-                    &[("q_proj", query), ("k_proj", kv), ("v_proj", kv)],
-                    hidden,
-                    qkv_bias,
-                )?,
-                output: weights.linear(
-                    &attention,
-                    &[("o_proj", hidden)],
-                    query,
-                    Bias::when(config.output_bias),
-                )?,
-                head_norms,
-                heads: config.head_count,
-                head_size: config.head_size,
-                window: config.windows.get(layer).copied().flatten(),
-                pairing: match config.rope.pairing {
-                    RopePairing::Halves => Pairing::Halves,
-                    RopePairing::Interleaved => Pairing::Interleaved,
-                },
-            },
-            mlp_norm: norm(weights.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?),
-            mlp: Mlp::new(
-                weights.linear(
-                    &mlp,
-                    &[("gate_proj", feed_forward), ("up_proj", feed_forward)],
-                    hidden,
-                    mlp_bias,
-                )?,
-                weights.linear(&mlp, &[("down_proj", hidden)], feed_forward, mlp_bias)?,
-            ),
+            attention_norm: norm(weights, "input_layernorm")?,
+            attention: load_attention(config, layer, &format!("{prefix}.self_attn"), weights)?,
+            mlp_norm: norm(weights, "post_attention_layernorm")?,
+            mlp: load_mlp(config, &format!("{prefix}.mlp"), weights)?,
         })
     }
+}
+
+fn load_attention(
+    config: &ModelConfig,
+    layer: usize,
+    prefix: &str,
+    weights: &mut WeightLoader<'_>,
+) -> Result<Attention, ModelError> {
+    let (hidden, head_size) = (config.hidden_size, config.head_size);
+    let (query, kv) = (config.head_count * head_size, config.kv_head_count * head_size);
+    let heads = weights.shard().heads(config);
+    let query_rows = heads.query_rows(head_size);
+    let kv_plan = heads.kv_rows(head_size);
+    let projections = [
+        Projection { name: "q_proj", rows: query, plan: &ShardPlan::Rows(vec![query_rows.clone()]) },
+        Projection { name: "k_proj", rows: kv, plan: &kv_plan },
+        Projection { name: "v_proj", rows: kv, plan: &kv_plan },
+    ];
+    let output = Projection { name: "o_proj", rows: hidden, plan: &ShardPlan::Columns(query_rows) };
+    let mut norm = |name: &str| {
+        let values = weights.vector(&format!("{prefix}.{name}.weight"), head_size, &ShardPlan::Replicated)?;
+        Ok::<_, ModelError>(RmsNorm::new(values, config.norm_epsilon))
+    };
+    let head_norms = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
+    Ok(Attention {
+        qkv: weights.linear(prefix, &projections, hidden, Bias::when(config.qkv_bias))?,
+        output: weights.linear(prefix, &[output], query, Bias::when(config.output_bias))?,
+        head_norms,
+        heads: heads.query.len(),
+        kv_heads: heads.kv.len(),
+        head_size,
+        window: config.windows.get(layer).copied().flatten(),
+        pairing: match config.rope.pairing {
+            RopePairing::Halves => Pairing::Halves,
+            RopePairing::Interleaved => Pairing::Interleaved,
+        },
+    })
+}
+
+fn load_mlp(config: &ModelConfig, prefix: &str, weights: &mut WeightLoader<'_>) -> Result<Mlp, ModelError> {
+    let (hidden, rows) = (config.hidden_size, config.feed_forward_size);
+    let bias = Bias::when(config.mlp_bias);
+    let own = weights.shard().part(rows, weights.block_len(&format!("{prefix}.down_proj.weight"))?);
+    let plan = &ShardPlan::Rows(vec![own.clone()]);
+    let gate_up = [Projection { name: "gate_proj", rows, plan }, Projection { name: "up_proj", rows, plan }];
+    let down = Projection { name: "down_proj", rows: hidden, plan: &ShardPlan::Columns(own) };
+    Ok(Mlp::new(
+        weights.linear(prefix, &gate_up, hidden, bias)?,
+        weights.linear(prefix, &[down], rows, bias)?,
+    ))
 }
 
 /// Rows of the batch whose logits were asked for.

@@ -1,0 +1,206 @@
+//! What all in-process ranks of a model share: whether one has failed, whether anything moves, and a place to wait.
+//!
+//! Invariant: the first failure is everybody's failure and stays. A wait ends when it has what it waits for, when a rank
+//! has failed, or when no rank at all made progress for the deadline, so that a step may be as slow as it likes while
+//! somebody computes or passes something on.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::RankFault;
+use crate::error::ModelError;
+
+/// How long a waiting rank looks for news before it sleeps.
+const SPIN: Duration = Duration::from_micros(100);
+/// A wait is counted in parts of its deadline.
+const SLICES: u32 = 8;
+
+pub(crate) struct World {
+    deadline: Duration,
+    failure: OnceLock<(usize, RankFault)>,
+    /// Calls that ranks have made.
+    progress: AtomicU64,
+    /// Ranks that have nothing to do until another one does something.
+    idle: Vec<AtomicBool>,
+    sleepers: AtomicUsize,
+    gate: Mutex<()>,
+    news: Condvar,
+}
+
+/// Counts the time in which nothing moves.
+pub(crate) struct Patience {
+    slice: Duration,
+    deadline: Duration,
+    waited: Duration,
+    seen: u64,
+}
+
+impl World {
+    pub(crate) fn new(ranks: usize, deadline: Duration) -> Self {
+        World {
+            deadline,
+            failure: OnceLock::new(),
+            progress: AtomicU64::new(0),
+            idle: (0..ranks).map(|_| AtomicBool::new(true)).collect(),
+            sleepers: AtomicUsize::new(0),
+            gate: Mutex::new(()),
+            news: Condvar::new(),
+        }
+    }
+
+    /// Fails every wait that is not over yet, unless a rank has failed before.
+    pub(crate) fn fail(&self, rank: usize, fault: RankFault) -> ModelError {
+        // The first failure is the cause; the others follow from it.
+        let (rank, fault) = self.failure.get_or_init(|| (rank, fault)).clone();
+        self.tell();
+        ModelError::Rank { rank, fault }
+    }
+
+    /// The failure, if a rank has failed.
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
+        match self.failure.get() {
+            None => Ok(()),
+            Some((rank, fault)) => Err(ModelError::Rank { rank: *rank, fault: fault.clone() }),
+        }
+    }
+
+    /// Says that a rank did something that others may wait for.
+    pub(crate) fn advance(&self) {
+        self.progress.fetch_add(1, Ordering::SeqCst);
+        self.tell();
+    }
+
+    /// Says whether a rank has anything to do; one that has not is not at fault when nothing moves.
+    pub(crate) fn set_idle(&self, rank: usize, idle: bool) {
+        self.idle[rank].store(idle, Ordering::SeqCst);
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        Patience::new(self.deadline, self.progress.load(Ordering::SeqCst))
+    }
+
+    /// Whether to go on waiting after `slept`; if not, the world has failed by a rank that has something to do,
+    /// or else by `awaited`.
+    pub(crate) fn endure(
+        &self,
+        patience: &mut Patience,
+        slept: Duration,
+        awaited: usize,
+    ) -> Result<(), ModelError> {
+        if patience.endures(self.progress.load(Ordering::SeqCst), slept) {
+            return Ok(());
+        }
+        let busy = self.idle.iter().position(|idle| !idle.load(Ordering::SeqCst));
+        Err(self.fail(busy.unwrap_or(awaited), RankFault::Stalled { deadline: self.deadline }))
+    }
+
+    /// Waits as rank `me` until `ready`, which `awaited` brings about.
+    pub(super) fn wait(&self, me: usize, awaited: usize, ready: impl Fn() -> bool) -> Result<(), ModelError> {
+        let started = Instant::now();
+        let mut spins = 0u32;
+        loop {
+            // What is there is there, even if its sender has ended since.
+            if ready() {
+                return Ok(());
+            }
+            self.check()?;
+            spins += 1;
+            if spins.is_multiple_of(64) {
+                if started.elapsed() > SPIN {
+                    break;
+                }
+                // There may be more ranks than cores.
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        self.set_idle(me, true);
+        let result = self.sleep(awaited, ready);
+        self.set_idle(me, false);
+        result
+    }
+
+    fn sleep(&self, awaited: usize, ready: impl Fn() -> bool) -> Result<(), ModelError> {
+        let mut patience = self.patience();
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            // Counted before looking: whoever brings news after the look sees a sleeper and takes the gate.
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let before = Instant::now();
+            if self.failure.get().is_none() && !ready() {
+                let woken = self.news.wait_timeout(gate, patience.slice);
+                gate = woken.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            if ready() {
+                return Ok(());
+            }
+            self.check()?;
+            // A failure takes the gate itself.
+            drop(gate);
+            self.endure(&mut patience, before.elapsed(), awaited)?;
+            gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn tell(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+            self.news.notify_all();
+        }
+    }
+}
+
+impl Patience {
+    fn new(deadline: Duration, seen: u64) -> Self {
+        Patience { slice: deadline / SLICES, deadline, waited: Duration::ZERO, seen }
+    }
+
+    /// The longest time to wait before asking again.
+    pub(crate) fn slice(&self) -> Duration {
+        self.slice
+    }
+
+    fn endures(&mut self, progress: u64, slept: Duration) -> bool {
+        if progress != self.seen {
+            self.seen = progress;
+            self.waited = Duration::ZERO;
+        } else {
+            // A process that was stopped for an hour has not waited for an hour.
+            self.waited += slept.min(self.slice);
+        }
+        self.waited < self.deadline
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends_only_when_nothing_moves_for_the_deadline() {
+        let mut patience = Patience::new(Duration::from_secs(8), 0);
+        let slice = Duration::from_secs(1);
+        // Slow, but moving: for ever.
+        for progress in 0..100 {
+            assert!((0..7).all(|_| patience.endures(progress, slice)), "at {progress}");
+        }
+        // A pause of the whole process is one slice.
+        assert!(patience.endures(100, Duration::from_secs(3600)));
+        assert!((0..7).all(|_| patience.endures(100, Duration::from_secs(3600))));
+        assert!(!patience.endures(100, slice));
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let world = World::new(2, Duration::from_secs(1));
+        world.check().unwrap();
+        world.fail(1, RankFault::Ended);
+        world.fail(0, RankFault::Failed { reason: "because of rank 1".into() });
+        let error = world.check().unwrap_err();
+        assert!(matches!(error, ModelError::Rank { rank: 1, fault: RankFault::Ended }), "{error}");
+        assert!(world.wait(0, 1, || false).is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! Tiny models with exact logits, and how to run them.
+
+use std::path::PathBuf;
+
+use safetensors::SafeTensors;
+use skep_kernels::Isa;
+
+use super::{CpuExecutor, ExecutorOptions, KvDtype};
+use crate::batch::{BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use crate::checkpoint::Checkpoint;
+use crate::error::ModelError;
+
+pub(super) const MODELS: [&str; 5] =
+    ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
+
+pub(super) fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
+}
+
+pub(super) fn load(name: &str, options: ExecutorOptions) -> Result<CpuExecutor, ModelError> {
+    CpuExecutor::load(&Checkpoint::open(&folder(name)).unwrap(), options)
+}
+
+pub(super) fn options(isa: Isa) -> ExecutorOptions {
+    ExecutorOptions {
+        isa: Some(isa),
+        threads: Some(2),
+        kv: KvDtype::F32,
+        kv_tokens: 512,
+        max_logit_rows: 128,
+        ..ExecutorOptions::default()
+    }
+}
+
+/// Token ids and exact logits of a fixture.
+pub(super) fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = tensors.tensor("input_ids").unwrap();
+    let ids =
+        ids.data().chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap()) as u32).collect();
+    let logits = tensors.tensor("logits").unwrap();
+    let logits = logits.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+    (ids, logits)
+}
+
+/// A sequence whose pages start at `first_page`, from the top down so that their order matters.
+pub(super) fn sequence(tokens: &[u32], start: usize, first_page: u32, logits: LogitsWanted) -> BatchSequence {
+    let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS) as u32;
+    let pages = (0..pages).map(|page| PageId(first_page - page)).collect();
+    BatchSequence { tokens: tokens.to_vec(), start, pages, logits }
+}
+
+pub(super) fn relative_error(found: &[f32], exact: &[f32]) -> f32 {
+    let largest = exact.iter().fold(0f32, |all, x| all.max(x.abs()));
+    found.iter().zip(exact).fold(0f32, |all, (a, b)| all.max((a - b).abs())) / largest
+}
+
+pub(super) fn supported() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.supported())
+}

@@ -1,0 +1,127 @@
+//! The packed weights of a model, divided among ranks, and the executors that share them.
+//!
+//! Invariant: weights never change once loaded. Each is in memory once, however many replicas run it.
+
+use std::sync::Arc;
+
+use skep_kernels::WorkerPool;
+use skep_kernels::matmul::Activations;
+
+use super::limits::limits;
+use super::sharded::ShardedExecutor;
+use super::threads::{share_of, tier_and_threads};
+use super::{CpuExecutor, Executor, ExecutorOptions, option, pipeline};
+use crate::checkpoint::Checkpoint;
+use crate::communicator::Local;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::layers::compute::Compute;
+use crate::models::cost::Cost;
+use crate::models::transformer::Transformer;
+use crate::shard::{self, Shard};
+use crate::weights::WeightLoader;
+
+/// The most ranks of one model.
+const MAX_RANKS: usize = 64;
+
+/// Loaded once; cheap to clone.
+#[derive(Clone)]
+pub struct ModelWeights {
+    pub(super) config: ModelConfig,
+    pub(super) bytes: u64,
+    pub(super) tensor_parallel: usize,
+    pub(super) stages: usize,
+    /// Stage by stage, and in each by the part of its weights.
+    pub(super) parts: Vec<Arc<Transformer>>,
+    /// Of a whole step, if there are several stages.
+    pub(super) cost: Option<Cost>,
+}
+
+impl ModelWeights {
+    /// Packs the weights for the ranks that the options ask for. The checkpoint's pages are released on the way.
+    pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
+        let config = checkpoint.config().clone();
+        // Packing takes long, so what cannot be met is refused first.
+        limits(&config, options)?;
+        let (_, threads) = tier_and_threads(options)?;
+        check_ranks(checkpoint, options)?;
+        let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
+        let pool = WorkerPool::new(threads)?;
+        let mut bytes = 0;
+        let mut models = Vec::with_capacity(ranks);
+        for rank in 0..ranks {
+            let mut weights = WeightLoader::new(&pool, checkpoint, Shard { rank, ranks });
+            models.push(Transformer::load(&config, &mut weights)?);
+            bytes += weights.bytes();
+        }
+        drop(pool);
+        let mut loaded =
+            ModelWeights { config, bytes, tensor_parallel: ranks, stages, parts: Vec::new(), cost: None };
+        if stages == 1 {
+            loaded.parts = models.into_iter().map(Arc::new).collect();
+        } else {
+            loaded.divide_layers(models, options)?;
+        }
+        Ok(loaded)
+    }
+
+    /// An executor of its own KV pool, buffers and threads. It runs on as many ranks as the weights were loaded for.
+    pub fn executor(&self, options: ExecutorOptions) -> Result<Box<dyn Executor>, ModelError> {
+        if self.parts.len() == 1 {
+            return Ok(Box::new(CpuExecutor::new(self, options)?));
+        }
+        let (ranks, stages, deadline) = (self.tensor_parallel, self.stages, options.rank_deadline);
+        Ok(Box::new(ShardedExecutor::new(self, options, move || Local::connect(ranks, stages, deadline))?))
+    }
+
+    /// Refuses options of another number of ranks than the weights were loaded for.
+    pub(super) fn check_ranks(&self, options: &ExecutorOptions) -> Result<(), ModelError> {
+        for (name, asked, loaded) in [
+            ("tensor_parallel", options.tensor_parallel, self.tensor_parallel),
+            ("pipeline_parallel", options.pipeline_parallel, self.stages),
+        ] {
+            if asked != loaded {
+                return Err(option(name, format!("is {asked}, but the weights were loaded for {loaded}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn divide_layers(
+        &mut self,
+        models: Vec<Transformer>,
+        options: &ExecutorOptions,
+    ) -> Result<(), ModelError> {
+        let (isa, threads) = tier_and_threads(options)?;
+        let threads = share_of(threads, 0, self.tensor_parallel * self.stages);
+        let pool = WorkerPool::new(threads)?;
+        // The parts of a weight differ by one block at most, so one rank speaks for all.
+        let cost = models[0].measure(&mut Compute { pool, isa, activations: Activations::default() })?;
+        let stages = pipeline::stages(&cost, self.stages);
+        tracing::debug!(?stages, "layers are divided by their measured cost");
+        self.cost = Some(Cost::sum(cost.layers.iter().chain([&cost.entry, &cost.exit])));
+        let mut by_rank: Vec<_> =
+            models.into_iter().map(|model| model.into_stages(&stages).into_iter()).collect();
+        for _ in 0..self.stages {
+            self.parts.extend(by_rank.iter_mut().filter_map(Iterator::next).map(Arc::new));
+        }
+        Ok(())
+    }
+}
+
+fn check_ranks(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<(), ModelError> {
+    let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
+    let layers = checkpoint.config().layer_count;
+    if stages == 0 || stages > layers {
+        let problem = format!("{stages} stages cannot divide {layers} layers; possible: 1 to {layers}");
+        return Err(option("pipeline_parallel", problem));
+    }
+    shard::check(checkpoint, ranks)?;
+    if ranks * stages > MAX_RANKS {
+        return Err(option("tensor_parallel", format!("{ranks} × {stages} ranks are more than {MAX_RANKS}")));
+    }
+    if options.rank_deadline.is_zero() {
+        return Err(option("rank_deadline", "must be longer than nothing".to_owned()));
+    }
+    Ok(())
+}

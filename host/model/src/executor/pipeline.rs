@@ -1,0 +1,105 @@
+//! How a model's layers are divided into stages, and a step's rows into micro-batches that keep the stages busy.
+//!
+//! Invariant: stages are consecutive, none is empty, and the slowest is as fast as it can be; micro-batches in their order
+//! are the step, row for row, so that a sequence's rows reach every stage in order.
+
+use std::ops::Range;
+
+use crate::batch::{Batch, BatchSequence, LogitsWanted};
+use crate::models::cost::{Cost, ModelCost};
+
+/// Rows of the step that stages are balanced for, each with logits: several sequences that decode together.
+const BALANCED_ROWS: f64 = 16.0;
+/// With so many a stage is idle for a fifth of the step at most.
+const MICRO_BATCHES_PER_STAGE: usize = 4;
+
+/// Divides the layers so that the slowest of `stages` stages takes as little as possible.
+pub(super) fn stages(cost: &ModelCost, stages: usize) -> Vec<Range<usize>> {
+    let layers = cost.layers.len();
+    let mut seconds: Vec<f64> = cost.layers.iter().map(|layer| layer.of_rows(BALANCED_ROWS)).collect();
+    if let Some(first) = seconds.first_mut() {
+        *first += cost.entry.of_rows(BALANCED_ROWS);
+    }
+    if let Some(last) = seconds.last_mut() {
+        *last += cost.exit.of_rows(BALANCED_ROWS);
+    }
+    let sums: Vec<f64> = std::iter::once(0.0)
+        .chain(seconds.iter().scan(0.0, |sum, layer| {
+            *sum += layer;
+            Some(*sum)
+        }))
+        .collect();
+    // slowest[end]: of the best division of the layers before `end` into the stages so far, and where its last starts.
+    let mut slowest: Vec<f64> = sums.clone();
+    let mut starts: Vec<Vec<usize>> = vec![vec![0; layers + 1]];
+    for stage in 1..stages {
+        let mut next = vec![f64::INFINITY; layers + 1];
+        let mut start = vec![0; layers + 1];
+        for end in stage + 1..=layers {
+            for middle in stage..end {
+                let candidate = slowest[middle].max(sums[end] - sums[middle]);
+                if candidate < next[end] {
+                    (next[end], start[end]) = (candidate, middle);
+                }
+            }
+        }
+        slowest = next;
+        starts.push(start);
+    }
+    let mut end = layers;
+    let mut ranges: Vec<Range<usize>> = starts
+        .iter()
+        .rev()
+        .map(|start| {
+            let range = start[end]..end;
+            end = range.start;
+            range
+        })
+        .collect();
+    ranges.reverse();
+    ranges
+}
+
+/// How many micro-batches make a step of `rows` rows fastest. Each costs every stage a pass over its weights; fewer leave
+/// stages idle while the first fills and the last empties.
+pub(super) fn micro_batches(cost: &Cost, stages: usize, rows: usize) -> usize {
+    let step_s = |count: usize| {
+        let passes = (count + stages - 1) as f64;
+        passes * cost.of_rows(rows as f64 / count as f64)
+    };
+    let most = rows.clamp(1, stages * MICRO_BATCHES_PER_STAGE);
+    (1..=most).min_by(|a, b| step_s(*a).total_cmp(&step_s(*b))).unwrap_or(1)
+}
+
+/// Cuts a step into `count` micro-batches of as equal numbers of rows as possible.
+pub(super) fn split(batch: &Batch, count: usize) -> Vec<Batch> {
+    let rows = batch.token_count();
+    let count = count.clamp(1, rows.max(1));
+    let mut pieces = vec![Batch::default(); count];
+    let mut first = 0;
+    for sequence in &batch.sequences {
+        let mut taken = 0;
+        while taken < sequence.tokens.len() {
+            // Piece `p` begins at row `rows * p / count`; this is the last that begins at or before the row.
+            let piece = ((first + taken + 1) * count - 1) / rows;
+            let end = rows * (piece + 1) / count - first;
+            let part = taken..end.min(sequence.tokens.len());
+            // The wanted rows of a sequence are its last ones.
+            let wanted_from = sequence.tokens.len() - sequence.logit_rows();
+            let wanted = part.end.saturating_sub(part.start.max(wanted_from));
+            taken = part.end;
+            pieces[piece].sequences.push(BatchSequence {
+                start: sequence.start + part.start,
+                tokens: sequence.tokens[part].to_vec(),
+                pages: sequence.pages.clone(),
+                logits: if wanted == 0 { LogitsWanted::None } else { LogitsWanted::Tail(wanted) },
+            });
+        }
+        first += sequence.tokens.len();
+    }
+    pieces
+}
+
+#[cfg(test)]
+#[path = "pipeline_tests.rs"]
+mod tests;

@@ -1,0 +1,100 @@
+//! One rank of an executor: its part of the model with the threads, buffers and KV pages to run it.
+
+use std::sync::Arc;
+
+use skep_kernels::kv::{KvFormat, KvLayer};
+use skep_kernels::matmul::Activations;
+use skep_kernels::{Isa, WorkerPool};
+
+use super::{ExecutorLimits, ExecutorOptions, KvDtype, option};
+use crate::batch::Batch;
+use crate::communicator::{Communicator, Links};
+use crate::error::ModelError;
+use crate::layers::compute::Compute;
+use crate::memory_plan::MemoryPlan;
+use crate::models::transformer::{Rooms, Transformer};
+
+pub(super) struct Rank<C> {
+    model: Arc<Transformer>,
+    rooms: Rooms,
+    pub(super) compute: Compute,
+    kv: Vec<KvLayer>,
+    pub(super) links: Links<C>,
+}
+
+/// How a rank computes, which need not be how the others do.
+#[derive(Clone, Copy)]
+pub(super) struct RankOptions {
+    pub(super) isa: Isa,
+    pub(super) threads: usize,
+    pub(super) kv: KvDtype,
+    pub(super) page_count: usize,
+    pub(super) head_size: usize,
+}
+
+impl<C: Communicator> Rank<C> {
+    /// Allocates the rank's KV pages and starts its threads.
+    pub(super) fn new(
+        model: Arc<Transformer>,
+        options: RankOptions,
+        links: Links<C>,
+    ) -> Result<Self, ModelError> {
+        let RankOptions { isa, threads, page_count, head_size, .. } = options;
+        let kv = model
+            .kv_heads()
+            .map(|heads| KvLayer::new(options.kv.format(), page_count, heads, head_size))
+            .collect::<Result<_, _>>()?;
+        let compute = Compute { pool: WorkerPool::new(threads)?, isa, activations: Activations::default() };
+        Ok(Rank { model, rooms: Rooms::default(), compute, kv, links })
+    }
+
+    /// The rank's part of a step. `logits` is on the rank that ends up with them.
+    pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
+        let Rank { model, rooms, compute, kv, links } = self;
+        model.forward(compute, rooms, kv, links, batch, logits)
+    }
+
+    /// The rank's part of a step in micro-batches.
+    pub(super) fn steps(
+        &mut self,
+        pieces: &[Batch],
+        mut logits: Option<&mut [f32]>,
+    ) -> Result<(), ModelError> {
+        for piece in pieces {
+            let length = piece.logit_rows() * self.model.vocabulary_size();
+            let own = logits.as_mut().and_then(|rest| rest.split_off_mut(..length));
+            self.step(piece, own)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a rank takes beside its weights and the logits of a step.
+pub(super) fn memory_plan(
+    model: &Transformer,
+    limits: &ExecutorLimits,
+    options: &ExecutorOptions,
+    head_size: usize,
+) -> Result<MemoryPlan, ModelError> {
+    let (row, widest) = model.row_values();
+    let rows = limits.max_batch_tokens.saturating_mul(row);
+    let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(model.partial_logits()));
+    let quantised = Activations::byte_len(limits.max_batch_tokens, widest);
+    let mut kv_bytes = 0u64;
+    for heads in model.kv_heads() {
+        let layer = KvLayer::byte_len(options.kv.format(), limits.page_count, heads, head_size)
+            .ok_or_else(|| option("kv_tokens", format!("{} is too many", options.kv_tokens)))?;
+        kv_bytes = kv_bytes.saturating_add(layer as u64);
+    }
+    let activation_bytes = values.saturating_mul(4).saturating_add(quantised) as u64;
+    Ok(MemoryPlan { weight_bytes: 0, activation_bytes, kv_bytes })
+}
+
+impl KvDtype {
+    fn format(self) -> KvFormat {
+        match self {
+            KvDtype::F32 => KvFormat::F32,
+            KvDtype::F16 => KvFormat::F16,
+        }
+    }
+}

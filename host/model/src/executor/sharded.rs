@@ -1,0 +1,301 @@
+//! The executor of a model that is divided among ranks, each a thread with its own pool, buffers and KV pages.
+//!
+//! The rank that ends up with the logits runs on the caller's thread; the others follow. Invariant: a rank that panics,
+//! stalls or disagrees fails the step on all ranks, never hangs it. Before the next step the ranks are connected anew;
+//! until all have come back from the failed one, every step fails with its reason.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use skep_kernels::Isa;
+
+use super::limits::{check, limits};
+use super::model_weights::ModelWeights;
+use super::rank::{Rank, RankOptions, memory_plan};
+use super::threads::{share_of, tier_and_threads};
+use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits, option, pipeline};
+use crate::batch::Batch;
+use crate::communicator::{Communicator, Links, RankFault, World, buffer_bytes};
+use crate::error::ModelError;
+use crate::memory_plan::MemoryPlan;
+use crate::models::cost::Cost;
+use crate::sampling::{LogitRow, RowOutput};
+
+/// Connections of all ranks, by their numbers.
+pub(super) type Connected<C> = (Arc<World>, Vec<Links<C>>);
+
+pub(super) struct ShardedExecutor<C: Communicator> {
+    leader: Seat<C>,
+    /// In the order of their numbers.
+    followers: Vec<Follower<C>>,
+    reports: Receiver<Done>,
+    connect: Box<dyn Fn() -> Connected<C> + Send>,
+    /// Followers that have not come back from a step.
+    missing: usize,
+    /// Of a whole step, if there are several stages.
+    cost: Option<Cost>,
+    stages: usize,
+    isa: Isa,
+    logits: StepLogits,
+    limits: ExecutorLimits,
+    plan: MemoryPlan,
+}
+
+/// A rank and its place among the others.
+struct Seat<C> {
+    number: usize,
+    world: Arc<World>,
+    rank: Rank<C>,
+}
+
+struct Follower<C> {
+    number: usize,
+    orders: SyncSender<Order<C>>,
+    thread: JoinHandle<()>,
+}
+
+enum Order<C> {
+    Step(Arc<[Batch]>),
+    /// Take new connections after a failure.
+    Reconnect(Arc<World>, Box<Links<C>>),
+}
+
+/// A follower has finished a step, one way or the other. How is known to its world.
+struct Done;
+
+impl<C: Communicator> ShardedExecutor<C> {
+    /// Starts the ranks of `weights`, with connections that `connect` makes.
+    pub(super) fn new(
+        weights: &ModelWeights,
+        options: ExecutorOptions,
+        connect: impl Fn() -> Connected<C> + Send + 'static,
+    ) -> Result<Self, ModelError> {
+        weights.check_ranks(&options)?;
+        let config = &weights.config;
+        let limits = limits(config, &options)?;
+        let (isa, threads) = tier_and_threads(&options)?;
+        let plan = sum_of_ranks(weights, &limits, &options)?;
+        let (world, links) = connect();
+        let ranks = weights.parts.len();
+        let leader_number = ranks - weights.tensor_parallel;
+        let (done, reports) = channel();
+        let mut leader = None;
+        let mut followers = Vec::with_capacity(ranks - 1);
+        for (number, (model, links)) in weights.parts.iter().zip(links).enumerate() {
+            let options = RankOptions {
+                isa,
+                threads: share_of(threads, number, ranks),
+                kv: options.kv,
+                page_count: limits.page_count,
+                head_size: config.head_size,
+            };
+            let rank = Rank::new(model.clone(), options, links)?;
+            let seat = Seat { number, world: world.clone(), rank };
+            if number == leader_number {
+                leader = Some(seat);
+            } else {
+                followers.push(Follower::start(seat, done.clone())?);
+            }
+        }
+        let leader = leader.ok_or_else(|| {
+            option("tensor_parallel", format!("the connections lack rank {leader_number} of {ranks}"))
+        })?;
+        Ok(ShardedExecutor {
+            leader,
+            followers,
+            reports,
+            connect: Box::new(connect),
+            missing: 0,
+            cost: weights.cost,
+            stages: weights.stages,
+            isa,
+            logits: StepLogits::new(config.vocabulary_size),
+            limits,
+            plan,
+        })
+    }
+
+    /// Runs the micro-batches on all ranks.
+    fn step(&mut self, pieces: Arc<[Batch]>, rows: usize) -> Result<(), ModelError> {
+        for follower in &self.followers {
+            match follower.orders.send(Order::Step(pieces.clone())) {
+                Ok(()) => self.missing += 1,
+                Err(_) => {
+                    self.leader.world.fail(follower.number, RankFault::Ended);
+                }
+            }
+        }
+        let led = self.leader.take_part(&pieces, Some(self.logits.room(rows)));
+        self.await_followers()?;
+        led?;
+        self.leader.world.check()
+    }
+
+    /// Waits for the followers that are still in the step.
+    fn await_followers(&mut self) -> Result<(), ModelError> {
+        let world = self.leader.world.clone();
+        let mut patience = world.patience();
+        while self.missing > 0 {
+            let before = Instant::now();
+            match self.reports.recv_timeout(patience.slice()) {
+                Ok(Done) => self.missing -= 1,
+                Err(RecvTimeoutError::Timeout) => {
+                    world.endure(&mut patience, before.elapsed(), self.leader.number)?;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(world.fail(self.leader.number, RankFault::Ended));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a failed step: connects the ranks anew, if all have come back from it.
+    fn reconnect(&mut self) -> Result<(), ModelError> {
+        let Err(failed) = self.leader.world.check() else { return Ok(()) };
+        self.missing -= self.reports.try_iter().count().min(self.missing);
+        if self.missing > 0 || self.followers.iter().any(|follower| follower.thread.is_finished()) {
+            return Err(failed);
+        }
+        let (world, links) = (self.connect)();
+        let mut followers = self.followers.iter();
+        for (number, links) in links.into_iter().enumerate() {
+            if number == self.leader.number {
+                (self.leader.world, self.leader.rank.links) = (world.clone(), links);
+            } else if let Some(follower) = followers.next() {
+                // A thread that ended meanwhile fails the next step.
+                let _ = follower.orders.send(Order::Reconnect(world.clone(), Box::new(links)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<C: Communicator> Executor for ShardedExecutor<C> {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        self.logits.clear();
+        check(batch, &self.limits)?;
+        let rows = batch.logit_rows();
+        let tokens = batch.token_count();
+        if tokens > 0 {
+            self.reconnect()?;
+            let count =
+                self.cost.as_ref().map_or(1, |cost| pipeline::micro_batches(cost, self.stages, tokens));
+            self.step(pipeline::split(batch, count).into(), rows)?;
+        }
+        self.logits.keep(rows);
+        Ok(())
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.logits.row(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.logits.sample(self.isa, rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+}
+
+impl<C: Communicator> Drop for ShardedExecutor<C> {
+    fn drop(&mut self) {
+        let stuck = self.missing > 0;
+        for Follower { orders, thread, .. } in self.followers.drain(..) {
+            drop(orders);
+            // A rank that never came back is left alone: it ends when it finds that nobody waits for it.
+            if !stuck && thread.join().is_err() {
+                tracing::error!("a rank's thread panicked");
+            }
+        }
+    }
+}
+
+impl<C: Communicator> Seat<C> {
+    /// Runs the rank's part of a step. Whatever goes wrong is the failure of all ranks.
+    fn take_part(&mut self, pieces: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
+        self.world.check()?;
+        self.world.set_idle(self.number, false);
+        let rank = &mut self.rank;
+        let outcome = catch_unwind(AssertUnwindSafe(|| rank.steps(pieces, logits)));
+        self.world.set_idle(self.number, true);
+        match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(ModelError::Rank { rank, fault })) => Err(self.world.fail(rank, fault)),
+            Ok(Err(error)) => {
+                Err(self.world.fail(self.number, RankFault::Failed { reason: error.to_string() }))
+            }
+            Err(panic) => {
+                Err(self.world.fail(self.number, RankFault::Failed { reason: panic_text(&*panic) }))
+            }
+        }
+    }
+}
+
+impl<C: Communicator> Follower<C> {
+    fn start(mut seat: Seat<C>, done: Sender<Done>) -> Result<Self, ModelError> {
+        let number = seat.number;
+        let (orders, queue) = sync_channel(2);
+        let follow = move || {
+            for order in queue {
+                match order {
+                    Order::Step(pieces) => {
+                        // The failure is in the world, where the leader finds it.
+                        let _ = seat.take_part(&pieces, None);
+                        if done.send(Done).is_err() {
+                            return;
+                        }
+                    }
+                    Order::Reconnect(world, links) => (seat.world, seat.rank.links) = (world, *links),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("skep-rank-{number}")).spawn(follow).map_err(
+            |error| option("tensor_parallel", format!("rank {number}'s thread cannot be started: {error}")),
+        )?;
+        Ok(Follower { number, orders, thread })
+    }
+}
+
+/// What all ranks take together.
+fn sum_of_ranks(
+    weights: &ModelWeights,
+    limits: &ExecutorLimits,
+    options: &ExecutorOptions,
+) -> Result<MemoryPlan, ModelError> {
+    let config = &weights.config;
+    let hidden = limits.max_batch_tokens.saturating_mul(config.hidden_size);
+    let logits = limits.max_logit_rows.saturating_mul(config.vocabulary_size);
+    let buffers = buffer_bytes(weights.tensor_parallel, weights.stages, hidden, logits);
+    let mut plan = MemoryPlan {
+        weight_bytes: weights.bytes,
+        activation_bytes: buffers.saturating_add(StepLogits::byte_len(limits)),
+        kv_bytes: 0,
+    };
+    for model in &weights.parts {
+        let rank = memory_plan(model, limits, options, config.head_size)?;
+        plan.activation_bytes = plan.activation_bytes.saturating_add(rank.activation_bytes);
+        plan.kv_bytes = plan.kv_bytes.saturating_add(rank.kv_bytes);
+    }
+    Ok(plan)
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("it panicked: {}", text.unwrap_or("without a message"))
+}
+
+#[cfg(test)]
+#[path = "sharded_tests.rs"]
+mod tests;

@@ -1,0 +1,305 @@
+//! Divided models against the same models on one rank, and ranks that misbehave in the middle of a step.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence};
+use super::super::{CpuExecutor, ExecutorOptions};
+use super::*;
+use crate::batch::LogitsWanted;
+use crate::checkpoint::Checkpoint;
+use crate::communicator::Local;
+use crate::gguf::writer::quantised_llama;
+
+fn divided(tensor_parallel: usize, pipeline_parallel: usize) -> ExecutorOptions {
+    ExecutorOptions { tensor_parallel, pipeline_parallel, ..options(Isa::detect()) }
+}
+
+fn weights(name: &str, options: &ExecutorOptions) -> ModelWeights {
+    ModelWeights::load(&Checkpoint::open(&folder(name)).unwrap(), options).unwrap()
+}
+
+/// All logits of a run with chunked prefills, mixed steps and batched decodes of three sequences.
+fn run(executor: &mut dyn Executor, ids: &[u32]) -> Vec<Vec<f32>> {
+    let reversed: Vec<u32> = ids.iter().rev().copied().collect();
+    let other: Vec<u32> = ids.iter().map(|id| (id * 7 + 3) % 256).collect();
+    let mut steps = vec![
+        vec![
+            sequence(&ids[..40], 0, 9, LogitsWanted::None),
+            sequence(&reversed[..23], 0, 19, LogitsWanted::All),
+        ],
+        vec![
+            sequence(&other[..33], 0, 29, LogitsWanted::Last),
+            sequence(&ids[40..41], 40, 9, LogitsWanted::Last),
+            sequence(&reversed[23..50], 23, 19, LogitsWanted::All),
+        ],
+    ];
+    steps.extend((0..5).map(|step| {
+        vec![
+            sequence(&ids[41 + step..][..1], 41 + step, 9, LogitsWanted::Last),
+            sequence(&reversed[50 + step..][..1], 50 + step, 19, LogitsWanted::Last),
+            sequence(&other[33 + step..][..1], 33 + step, 29, LogitsWanted::Last),
+        ]
+    }));
+    let mut rows = Vec::new();
+    for sequences in steps {
+        let batch = Batch { sequences };
+        executor.forward(&batch).unwrap();
+        rows.extend((0..batch.logit_rows()).map(|row| executor.logits(row).unwrap().to_vec()));
+    }
+    rows
+}
+
+fn largest_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f32 {
+    assert_eq!(found.len(), exact.len());
+    found.iter().zip(exact).map(|(found, exact)| relative_error(found, exact)).fold(0.0, f32::max)
+}
+
+#[test]
+fn every_division_of_every_model_gives_the_logits_of_one_rank() {
+    for name in MODELS {
+        let (ids, _) = expected(name);
+        let whole = run(&mut load(name, options(Isa::detect())).unwrap(), &ids);
+        // Four ranks are more than the two KV heads, which are held twice.
+        for (tensor, stages) in [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2), (2, 3), (4, 2)] {
+            let options = divided(tensor, stages);
+            let mut weights = weights(name, &options);
+            // As many micro-batches as there can be, and one.
+            for cost in [Cost { fixed_s: 0.0, per_row_s: 1.0 }, Cost { fixed_s: 1.0, per_row_s: 0.0 }] {
+                weights.cost = weights.cost.map(|_| cost);
+                let mut executor = weights.executor(options).unwrap();
+                let error = largest_error(&run(executor.as_mut(), &ids), &whole);
+                assert!(error < 1e-4, "{name}, {tensor} × {stages}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_quantised_model_is_cut_between_its_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    // Three blocks of the feed-forward block for two ranks.
+    std::fs::write(&path, quantised_llama(96).build()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let ids: Vec<u32> = (0..97).map(|at| at * 5 % 256).collect();
+    let mut context = options(Isa::detect());
+    context.kv_tokens = 1024;
+    let whole = run(&mut CpuExecutor::load(&checkpoint, context).unwrap(), &ids);
+    for (tensor_parallel, pipeline_parallel) in [(2, 1), (1, 2), (2, 2)] {
+        let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..context };
+        let weights = ModelWeights::load(&checkpoint, &options).unwrap();
+        let error = largest_error(&run(weights.executor(options).unwrap().as_mut(), &ids), &whole);
+        assert!(error < 1e-4, "{tensor_parallel} × {pipeline_parallel}: {error}");
+    }
+}
+
+#[test]
+fn the_plan_is_the_sum_over_the_ranks() {
+    for name in ["llama-gqa", "llama-tied-rope3"] {
+        let whole = *load(name, options(Isa::detect())).unwrap().plan();
+        for (tensor, stages) in [(2, 1), (4, 1), (1, 3), (2, 3)] {
+            let options = divided(tensor, stages);
+            let plan = *weights(name, &options).executor(options).unwrap().plan();
+            // 3 layers of 64 wide rows in f32. Each rank has the norms; gate and up are padded to whole tiles of 16
+            // rows; four ranks hold each of the two KV heads of 16 twice.
+            let norms = (tensor - 1) * (2 * 3 + 1) * 64 * 4;
+            let tiles = 3 * 2 * ((176 / tensor).next_multiple_of(16) * tensor - 176) * 64 * 4;
+            let keys_and_values = if tensor == 4 { 3 * 2 * (2 * 16) * 64 * 4 } else { 0 };
+            assert_eq!(plan.weight_bytes, whole.weight_bytes + (norms + tiles + keys_and_values) as u64);
+            assert_eq!(plan.kv_bytes, whole.kv_bytes * if tensor == 4 { 2 } else { 1 });
+            assert!(plan.activation_bytes > whole.activation_bytes, "{plan}");
+        }
+    }
+}
+
+#[test]
+fn replicas_of_a_divided_model_share_its_weights() {
+    let (ids, _) = expected("qwen2-bias");
+    let whole = run(&mut load("qwen2-bias", options(Isa::detect())).unwrap(), &ids);
+    let options = divided(2, 2);
+    let weights = weights("qwen2-bias", &options);
+    let mut replicas: Vec<_> = (0..2).map(|_| weights.executor(options).unwrap()).collect();
+    for part in &weights.parts {
+        assert_eq!(Arc::strong_count(part), 3, "one for the loaded weights and one for each replica");
+    }
+    for replica in &mut replicas {
+        assert!(largest_error(&run(replica.as_mut(), &ids), &whole) < 1e-4);
+    }
+    let other = ExecutorOptions { tensor_parallel: 1, ..options };
+    let error = weights.executor(other).err().unwrap().to_string();
+    assert!(error.starts_with("tensor_parallel: is 1, but the weights were loaded for 2"), "{error}");
+}
+
+/// What a rank does instead of its next collective.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Misdeed {
+    Panic,
+    /// Says that it failed.
+    Fail,
+    /// Reduces fewer values than the others.
+    Disagree,
+    /// Leaves out a call that the others make.
+    Skip,
+    /// Does nothing until it is let go.
+    Stall,
+}
+
+/// Shared by the communicators of all ranks and the test.
+struct Plot {
+    misdeed: Misdeed,
+    rank: usize,
+    armed: AtomicBool,
+    /// Calls of the rank until it happens.
+    calls: AtomicUsize,
+    release: Mutex<Receiver<()>>,
+}
+
+struct Faulty {
+    inner: Local,
+    number: usize,
+    plot: Arc<Plot>,
+}
+
+impl Faulty {
+    fn acts(&self) -> Option<Misdeed> {
+        let Plot { misdeed, rank, armed, calls, .. } = &*self.plot;
+        let due =
+            self.number == *rank && armed.load(Ordering::SeqCst) && calls.fetch_sub(1, Ordering::SeqCst) == 1;
+        if due {
+            armed.store(false, Ordering::SeqCst);
+        }
+        due.then_some(*misdeed)
+    }
+}
+
+impl Communicator for Faulty {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), ModelError> {
+        match self.acts() {
+            None => self.inner.all_reduce(values),
+            Some(Misdeed::Panic) => panic!("on purpose"),
+            Some(Misdeed::Fail) => Err(ModelError::Batch { problem: "on purpose".into() }),
+            Some(Misdeed::Disagree) => self.inner.all_reduce(&mut values[1..]),
+            Some(Misdeed::Skip) => Ok(()),
+            Some(Misdeed::Stall) => {
+                self.plot.release.lock().unwrap().recv().unwrap();
+                self.inner.all_reduce(values)
+            }
+        }
+    }
+
+    fn all_gather(
+        &mut self,
+        part: &[f32],
+        total: usize,
+        see: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
+        self.inner.all_gather(part, total, see)
+    }
+
+    fn send(&mut self, to: usize, values: &[f32]) -> Result<(), ModelError> {
+        self.inner.send(to, values)
+    }
+
+    fn receive(&mut self, from: usize, values: &mut [f32]) -> Result<(), ModelError> {
+        self.inner.receive(from, values)
+    }
+}
+
+/// A model on 2 × 2 ranks, one of which will misbehave once in the step after it is armed.
+fn plotted(misdeed: Misdeed, rank: usize) -> (ShardedExecutor<Faulty>, Arc<Plot>, Sender<()>) {
+    let (let_go, release) = channel();
+    let plot = Arc::new(Plot {
+        misdeed,
+        rank,
+        armed: AtomicBool::new(false),
+        calls: AtomicUsize::new(2),
+        release: Mutex::new(release),
+    });
+    let deadline = match misdeed {
+        Misdeed::Stall | Misdeed::Skip => Duration::from_millis(500),
+        // Only a failed test waits for it.
+        _ => Duration::from_secs(60),
+    };
+    let shared = plot.clone();
+    let connect = move || {
+        let (world, links) = Local::connect(2, 2, deadline);
+        let wrap = |(number, links): (usize, Links<Local>)| Links {
+            tensor: Faulty { inner: links.tensor, number, plot: shared.clone() },
+            pipeline: Faulty { inner: links.pipeline, number, plot: shared.clone() },
+        };
+        (world, links.into_iter().enumerate().map(wrap).collect())
+    };
+    let options = divided(2, 2);
+    let executor = ShardedExecutor::new(&weights("llama-gqa", &options), options, connect).unwrap();
+    (executor, plot, let_go)
+}
+
+fn decode(ids: &[u32]) -> Batch {
+    Batch { sequences: vec![sequence(ids, 0, 9, LogitsWanted::Last)] }
+}
+
+#[test]
+fn a_rank_that_fails_is_an_error_and_the_next_step_is_right() {
+    let (ids, exact) = expected("llama-gqa");
+    let exact = &exact[exact.len() - exact.len() / ids.len()..];
+    for misdeed in [Misdeed::Panic, Misdeed::Fail, Misdeed::Disagree, Misdeed::Skip] {
+        // The leader is rank 2.
+        for rank in 0..4 {
+            let (mut executor, plot, _) = plotted(misdeed, rank);
+            executor.forward(&decode(&ids)).unwrap();
+            plot.armed.store(true, Ordering::SeqCst);
+            let error = executor.forward(&decode(&ids)).unwrap_err();
+            assert!(matches!(error, ModelError::Rank { .. }), "{misdeed:?} of {rank}: {error}");
+            assert!(executor.logits(0).is_err(), "a failed step has no logits");
+            if matches!(misdeed, Misdeed::Panic | Misdeed::Fail) {
+                assert!(error.to_string().contains("on purpose"), "{error}");
+                assert!(error.to_string().starts_with(&format!("rank {rank} failed")), "{error}");
+            }
+            executor.forward(&decode(&ids)).unwrap();
+            assert!(relative_error(executor.logits(0).unwrap(), exact) < 1e-3, "{misdeed:?} of {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_stalls_is_an_error_until_it_comes_back() {
+    let (ids, exact) = expected("llama-gqa");
+    let exact = &exact[exact.len() - exact.len() / ids.len()..];
+    for rank in [0, 1, 3] {
+        let (mut executor, plot, let_go) = plotted(Misdeed::Stall, rank);
+        plot.armed.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            let error = executor.forward(&decode(&ids)).unwrap_err();
+            let ModelError::Rank { rank: found, fault: RankFault::Stalled { .. } } = error else {
+                panic!("{error}")
+            };
+            assert_eq!(found, rank);
+        }
+        let_go.send(()).unwrap();
+        while executor.forward(&decode(&ids)).is_err() {
+            std::thread::yield_now();
+        }
+        assert!(relative_error(executor.logits(0).unwrap(), exact) < 1e-3);
+    }
+}
+
+#[test]
+fn dropping_an_executor_does_not_wait_for_a_stuck_rank() {
+    let (ids, _) = expected("llama-gqa");
+    let (mut executor, plot, let_go) = plotted(Misdeed::Stall, 0);
+    plot.armed.store(true, Ordering::SeqCst);
+    executor.forward(&decode(&ids)).unwrap_err();
+    drop(executor);
+    let_go.send(()).unwrap();
+}

@@ -1,0 +1,52 @@
+//! The logits of the last step that succeeded.
+
+use skep_kernels::Isa;
+
+use super::ExecutorLimits;
+use crate::error::ModelError;
+use crate::layers::compute;
+use crate::sampling::{LogitRow, RowOutput, draw};
+
+pub(super) struct StepLogits {
+    values: Vec<f32>,
+    width: usize,
+    rows: usize,
+}
+
+impl StepLogits {
+    pub(super) fn new(vocabulary_size: usize) -> Self {
+        StepLogits { values: Vec::new(), width: vocabulary_size, rows: 0 }
+    }
+
+    /// Bytes of the largest step.
+    pub(super) fn byte_len(limits: &ExecutorLimits) -> u64 {
+        limits.max_logit_rows.saturating_mul(limits.vocabulary_size).saturating_mul(4) as u64
+    }
+
+    /// Forgets the last step, for one that may fail.
+    pub(super) fn clear(&mut self) {
+        self.rows = 0;
+    }
+
+    /// Room for the rows of a step.
+    pub(super) fn room(&mut self, rows: usize) -> &mut [f32] {
+        compute::room(&mut self.values, rows * self.width)
+    }
+
+    /// Says that the room holds the rows of a step.
+    pub(super) fn keep(&mut self, rows: usize) {
+        self.rows = rows;
+    }
+
+    pub(super) fn row(&self, row: usize) -> Result<&[f32], ModelError> {
+        if row >= self.rows {
+            let problem = format!("logit row {row} of a step with {} rows", self.rows);
+            return Err(ModelError::Batch { problem });
+        }
+        Ok(&self.values[row * self.width..][..self.width])
+    }
+
+    pub(super) fn sample(&self, isa: Isa, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        rows.iter().map(|row| draw(isa, self.row(row.row())?, row)).collect()
+    }
+}

@@ -1,0 +1,138 @@
+//! What the parts of a model cost on this machine, measured by running them.
+//!
+//! A part's time is taken to be `fixed + rows * per_row`: reading its weights, and computing with them. Parts with the
+//! same formats and shapes are measured once and so cost exactly the same.
+
+use std::time::Instant;
+
+use skep_kernels::DType;
+use skep_kernels::kv::{KvFormat, KvLayer};
+
+use super::transformer::{Block, Pending, Rooms, Transformer};
+use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use crate::communicator::Solo;
+use crate::error::ModelError;
+use crate::layers::compute::{Compute, room};
+
+/// Rows of the larger measured step.
+const ROWS: usize = 2 * PAGE_TOKENS;
+const RUNS: usize = 3;
+
+/// Seconds of a part of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) fixed_s: f64,
+    pub(crate) per_row_s: f64,
+}
+
+/// The cost of a model from the tokens to the logits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelCost {
+    pub(crate) entry: Cost,
+    pub(crate) layers: Vec<Cost>,
+    /// By row of logits.
+    pub(crate) exit: Cost,
+}
+
+/// What decides how long a layer takes.
+#[derive(PartialEq)]
+struct Kind {
+    dtypes: Vec<DType>,
+    window: Option<usize>,
+}
+
+impl Transformer {
+    /// Measures a model with all its layers, or one rank's part of each.
+    pub(crate) fn measure(&self, compute: &mut Compute) -> Result<ModelCost, ModelError> {
+        let mut rooms = Rooms::default();
+        let vocabulary = self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size);
+        let mut logits = vec![0.0; ROWS * vocabulary];
+        let tokens: Vec<u32> = (0..ROWS).map(|token| (token % vocabulary.max(1)) as u32).collect();
+        let entry = Cost::measure(|rows| {
+            let hidden = room(&mut rooms.hidden, rows * self.hidden_size);
+            let Some(entry) = &self.entry else { return Ok(()) };
+            entry.embed(compute, &mut Solo, &tokens[..rows], hidden)
+        })?;
+        let mut kinds: Vec<(Kind, Cost)> = Vec::new();
+        let mut layers = Vec::with_capacity(self.blocks.len());
+        for block in &self.blocks {
+            let kind = Kind::of(block);
+            let known = kinds.iter().find(|(other, _)| *other == kind).map(|(_, cost)| *cost);
+            let cost = match known {
+                Some(cost) => cost,
+                None => {
+                    let cost = self.measure_block(block, compute, &mut rooms)?;
+                    kinds.push((kind, cost));
+                    cost
+                }
+            };
+            layers.push(cost);
+        }
+        let all: Vec<usize> = (0..ROWS).collect();
+        let exit = Cost::measure(|rows| {
+            let Some(exit) = &self.exit else { return Ok(()) };
+            let out = exit.head.is_whole().then_some(&mut logits[..rows * vocabulary]);
+            exit.forward(compute, &mut rooms, &mut Solo, &all[..rows], out)
+        })?;
+        Ok(ModelCost { entry, layers, exit })
+    }
+
+    fn measure_block(
+        &self,
+        block: &Block,
+        compute: &mut Compute,
+        rooms: &mut Rooms,
+    ) -> Result<Cost, ModelError> {
+        let pages = ROWS / PAGE_TOKENS;
+        let (kv_heads, head_size) = (block.attention.kv_heads, block.attention.head_size);
+        let mut kv = KvLayer::new(KvFormat::F16, pages, kv_heads, head_size)?;
+        Cost::measure(|rows| {
+            let sequence = BatchSequence {
+                tokens: vec![0; rows],
+                start: 0,
+                pages: (0..pages as u32).map(PageId).collect(),
+                logits: LogitsWanted::None,
+            };
+            let step = self.layout(&Batch { sequences: vec![sequence] });
+            block.forward(compute, rooms, &mut kv, &mut Solo, &step, Pending::Projected)
+        })
+    }
+}
+
+impl Cost {
+    /// Of several parts one after the other.
+    pub(crate) fn sum<'a>(costs: impl IntoIterator<Item = &'a Cost>) -> Cost {
+        costs.into_iter().fold(Cost::default(), |sum, cost| Cost {
+            fixed_s: sum.fixed_s + cost.fixed_s,
+            per_row_s: sum.per_row_s + cost.per_row_s,
+        })
+    }
+
+    pub(crate) fn of_rows(self, rows: f64) -> f64 {
+        self.fixed_s + rows * self.per_row_s
+    }
+
+    /// Runs a part with one row and with several. The fastest of a few runs is the one that nothing disturbed.
+    fn measure(mut run: impl FnMut(usize) -> Result<(), ModelError>) -> Result<Cost, ModelError> {
+        let mut seconds = |rows: usize| {
+            run(rows)?;
+            let mut best = f64::INFINITY;
+            for _ in 0..RUNS {
+                let started = Instant::now();
+                run(rows)?;
+                best = best.min(started.elapsed().as_secs_f64());
+            }
+            Ok::<_, ModelError>(best)
+        };
+        let (one, several) = (seconds(1)?, seconds(ROWS)?);
+        let per_row_s = ((several - one) / (ROWS - 1) as f64).max(0.0);
+        Ok(Cost { fixed_s: (one - per_row_s).max(0.0), per_row_s })
+    }
+}
+
+impl Kind {
+    fn of(block: &Block) -> Self {
+        let attention = block.attention.qkv.dtypes().chain(block.attention.output.dtypes());
+        Kind { dtypes: attention.chain(block.mlp.dtypes()).collect(), window: block.attention.window }
+    }
+}

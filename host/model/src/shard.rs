@@ -1,0 +1,160 @@
+//! Which part of each weight a rank holds when several share a layer.
+//!
+//! Query heads are divided evenly and the keys and values follow them; the feed-forward block and the vocabulary are
+//! divided as evenly as whole blocks of quantised values allow. Invariant: no block is ever cut, and the parts of all
+//! ranks make the whole; only keys and values may be held by several ranks.
+
+use std::ops::Range;
+
+use skep_kernels::DType;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+
+/// The place of a rank among those that share each weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+}
+
+/// The part of one weight, `[outputs, inputs]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ShardPlan {
+    /// All of it, on every rank.
+    Replicated,
+    /// Some outputs: the results are a rank's own.
+    Rows(Vec<Range<usize>>),
+    /// Some inputs: the results of all ranks have to be added up. A bias is the first rank's.
+    Columns(Range<usize>),
+}
+
+/// The attention heads of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    pub(crate) query: Range<usize>,
+    /// The KV head of each equal group of the query heads. A head that several groups use is there several times.
+    pub(crate) kv: Vec<usize>,
+}
+
+impl Shard {
+    /// This rank's part of `whole`, in whole units; parts differ by one unit at most.
+    pub(crate) fn part(self, whole: usize, unit: usize) -> Range<usize> {
+        let units = whole / unit;
+        let bound = |rank: usize| match rank == self.ranks {
+            true => whole,
+            false => units * rank / self.ranks * unit,
+        };
+        bound(self.rank)..bound(self.rank + 1)
+    }
+
+    /// This rank's heads; the rank count divides the query heads.
+    pub(crate) fn heads(self, config: &ModelConfig) -> Heads {
+        let count = config.head_count / self.ranks;
+        let first = self.rank * count;
+        let share = config.head_count / config.kv_head_count;
+        // Runs of this length start where a KV head's queries start, or at a whole fraction of them.
+        let group = greatest_common_divisor(share, count);
+        let kv = (first..first + count).step_by(group).map(|head| head / share).collect();
+        Heads { query: first..first + count, kv }
+    }
+}
+
+impl Heads {
+    /// Rows of the query projection, which are the columns of the output projection.
+    pub(crate) fn query_rows(&self, head_size: usize) -> Range<usize> {
+        self.query.start * head_size..self.query.end * head_size
+    }
+
+    /// Rows of the key and value projections.
+    pub(crate) fn kv_rows(&self, head_size: usize) -> ShardPlan {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for head in &self.kv {
+            let rows = head * head_size..(head + 1) * head_size;
+            match ranges.last_mut() {
+                Some(last) if last.end == rows.start => last.end = rows.end,
+                _ => ranges.push(rows),
+            }
+        }
+        ShardPlan::Rows(ranges)
+    }
+}
+
+impl ShardPlan {
+    /// Outputs of a rank of a weight with `rows` outputs.
+    pub(crate) fn rows(&self, rows: usize) -> usize {
+        match self {
+            ShardPlan::Replicated | ShardPlan::Columns(_) => rows,
+            ShardPlan::Rows(ranges) => ranges.iter().map(Range::len).sum(),
+        }
+    }
+}
+
+/// Refuses a rank count that the model cannot be divided by, and names those that it can.
+pub(crate) fn check(checkpoint: &Checkpoint, ranks: usize) -> Result<(), ModelError> {
+    let config = checkpoint.config();
+    let Some(refusal) = refusal(checkpoint, ranks)? else { return Ok(()) };
+    let mut possible = Vec::new();
+    for ranks in (1..=config.head_count).filter(|ranks| config.head_count.is_multiple_of(*ranks)) {
+        if self::refusal(checkpoint, ranks)?.is_none() {
+            possible.push(ranks.to_string());
+        }
+    }
+    let possible = possible.join(", ");
+    Err(match refusal {
+        Refusal::Heads => ModelError::Option {
+            option: "tensor_parallel".to_owned(),
+            problem: format!(
+                "{ranks} does not divide the {} attention heads; possible: {possible}",
+                config.head_count
+            ),
+        },
+        Refusal::Blocks { name, dtype, columns } => ModelError::Tensor {
+            name,
+            problem: format!(
+                "tensor_parallel {ranks} would cut its {dtype} blocks of {}, as its {columns} columns are divided; \
+                 possible: {possible}",
+                dtype.block_len()
+            ),
+        },
+    })
+}
+
+enum Refusal {
+    Heads,
+    Blocks { name: String, dtype: DType, columns: usize },
+}
+
+fn refusal(checkpoint: &Checkpoint, ranks: usize) -> Result<Option<Refusal>, ModelError> {
+    let config = checkpoint.config();
+    if ranks == 0 || !config.head_count.is_multiple_of(ranks) {
+        return Ok(Some(Refusal::Heads));
+    }
+    let attended = config.head_count * config.head_size;
+    for layer in 0..config.layer_count {
+        let tensor = |part: &str| checkpoint.tensor(&format!("model.layers.{layer}.{part}.weight"));
+        let (output, down) = (tensor("self_attn.o_proj")?, tensor("mlp.down_proj")?);
+        let cut = if !(attended / ranks).is_multiple_of(output.dtype.block_len()) {
+            output
+        } else if config.feed_forward_size / down.dtype.block_len() < ranks {
+            down
+        } else {
+            continue;
+        };
+        return Ok(Some(Refusal::Blocks {
+            name: cut.name.to_owned(),
+            dtype: cut.dtype,
+            columns: cut.shape[1],
+        }));
+    }
+    Ok(None)
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+#[path = "shard_tests.rs"]
+mod tests;
