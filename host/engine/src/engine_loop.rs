@@ -6,13 +6,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
 
-use skep_model::{Executor, LogitRow, ModelError, RowOutput, Tokenizer};
+use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::constraint::OutputConstraint;
+use crate::health::Health;
 use crate::router::{LoadShare, ReplicaView};
 use crate::scheduler::{PlannedSequence, Scheduler, StepLimits};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
@@ -21,6 +22,9 @@ use crate::step::{self, Committed, RowUse};
 use crate::stream::EventSender;
 use crate::telemetry::QueuePlace;
 use crate::{EngineError, GenerateRequest, ModelInfo};
+
+/// How often an idle loop tries whether its broken executor works again.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// All that can be said to a running loop.
 pub(crate) enum Command {
@@ -53,6 +57,7 @@ pub(crate) struct EngineLoop {
     /// `None` where speculation is off.
     speculator: Option<Speculator>,
     context: Arc<SequenceContext>,
+    health: Arc<Health>,
     next_id: u64,
     drains: Vec<oneshot::Sender<()>>,
 }
@@ -73,7 +78,8 @@ impl EngineLoop {
         };
         let scheduler = Scheduler::new(limits, view);
         let context = Arc::new(context);
-        EngineLoop { executor, scheduler, speculator, context, next_id: 0, drains: Vec::new() }
+        let health = view.health.clone();
+        EngineLoop { executor, scheduler, speculator, context, health, next_id: 0, drains: Vec::new() }
     }
 
     /// Runs until all handles are gone.
@@ -107,8 +113,10 @@ impl EngineLoop {
                 // A caller that no longer waits need not be told.
                 let _ = done.send(());
             }
-            let Ok(command) = commands.recv() else { return false };
-            self.apply(command);
+            match self.next_command(commands) {
+                Some(command) => self.apply(command),
+                None => return false,
+            }
         }
         loop {
             match commands.try_recv() {
@@ -116,6 +124,30 @@ impl EngineLoop {
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
+        }
+    }
+
+    /// Waits for the next command, and finds out meanwhile whether a broken executor works again. `None`: no handle is
+    /// left.
+    fn next_command(&mut self, commands: &Receiver<Command>) -> Option<Command> {
+        while self.health.problem().is_some() {
+            match commands.recv_timeout(PROBE_INTERVAL) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.probe(),
+            }
+        }
+        commands.recv().ok()
+    }
+
+    /// Computes one token into a page that nobody uses.
+    fn probe(&mut self) {
+        let Some(page) = self.scheduler.unused_page() else { return };
+        let sequence =
+            BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::Tail(1) };
+        match guarded(|| self.executor.forward(&Batch { sequences: vec![sequence] })) {
+            Ok(()) => self.health.record_step(),
+            Err(error) => self.health.record_failed_step(&error.to_string()),
         }
     }
 
@@ -141,10 +173,12 @@ impl EngineLoop {
         if let Err(error) = guarded(|| self.executor.forward(&batch)) {
             tracing::error!(%error, sequences = plan.len(), "a step failed");
             let text = error.to_string();
+            self.health.record_failed_step(&text);
             plan.iter()
                 .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
             return;
         }
+        self.health.record_step();
         let uses = step::row_uses(&mut self.scheduler, plan, &batch);
         let outputs = self.sample(&uses);
         let took = started.elapsed();

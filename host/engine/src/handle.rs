@@ -215,6 +215,12 @@ impl Engine {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)
     }
 
+    /// Why no replica is ready to compute, if none is.
+    pub fn problem(&self) -> Option<String> {
+        let problems = self.shared.replicas.iter().map(|replica| replica.view().health.problem());
+        problems.collect::<Option<Vec<_>>>()?.pop()
+    }
+
     pub fn replica_stats(&self) -> Vec<EngineStats> {
         self.shared.replicas.iter().map(Replica::stats).collect()
     }

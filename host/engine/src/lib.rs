@@ -17,6 +17,7 @@ mod engine_loop;
 mod error;
 mod event;
 mod handle;
+mod health;
 mod keyed_hash;
 mod kv;
 pub mod metric;

@@ -9,6 +9,7 @@ use skep_model::{Executor, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::engine_loop::{Command, EngineLoop, Submission};
+use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::router::{ReplicaLoad, ReplicaView};
@@ -46,6 +47,7 @@ impl Replica {
             load: Arc::new(ReplicaLoad::default()),
             prefixes: Arc::new(PublishedPrefixes::new(hash)),
             telemetry: Telemetry::new(&info.name, index, limits.page_count),
+            health: Arc::new(Health::default()),
             page_count: limits.page_count,
         };
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skep_model::PAGE_TOKENS;
 
+use crate::health::Health;
 use crate::keyed_hash::{Digest, KeyedHash};
 use crate::kv::{PublishedPrefixes, prompt_digests};
 use crate::telemetry::{QueuePlace, Telemetry};
@@ -50,6 +51,7 @@ pub(crate) struct ReplicaView {
     pub load: Arc<ReplicaLoad>,
     pub prefixes: Arc<PublishedPrefixes>,
     pub telemetry: Arc<Telemetry>,
+    pub health: Arc<Health>,
     pub page_count: usize,
 }
 
@@ -86,10 +88,17 @@ impl Router {
         // Between a replica's snapshot and the attempt to enter its queue nobody else can enter, because of the lock;
         // so each replica is tried once at most.
         let mut full = vec![false; self.replicas.len()];
+        let is_ready: Vec<bool> =
+            self.replicas.iter().map(|replica| replica.health.problem().is_none()).collect();
+        // Where none is ready, trying is the only way to find out whether one is again.
+        let any_ready = (0..is_ready.len()).any(|at| is_ready[at] && !memory.gone[at]);
         let mut wait_ms = u32::MAX;
         loop {
             let candidates: Vec<_> = (0..self.replicas.len())
-                .map(|at| self.candidate(at, &pages, !full[at] && !memory.gone[at]))
+                .map(|at| {
+                    let is_usable = (is_ready[at] || !any_ready) && !memory.gone[at];
+                    self.candidate(at, &pages, is_usable && !full[at])
+                })
                 .collect();
             let choice = match self.routing {
                 Routing::Affinity => choose(request.prompt.len(), home, &candidates),

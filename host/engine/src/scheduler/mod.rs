@@ -17,7 +17,9 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::kv::{KvCache, pages_for};
+use skep_model::PageId;
+
+use crate::kv::{KvCache, SequencePages, pages_for};
 use crate::router::ReplicaView;
 use crate::sequence::{Sequence, SequenceId};
 use crate::telemetry::Telemetry;
@@ -152,6 +154,14 @@ impl Scheduler {
             Ok(reason) => sequence.finish(reason),
             Err(error) => sequence.fail(error),
         }
+    }
+
+    /// A page whose contents nobody needs, until the next step.
+    pub fn unused_page(&mut self) -> Option<PageId> {
+        let mut pages = SequencePages::default();
+        let page = self.kv.grow(&mut pages, 1).then(|| pages.pages()[0]);
+        self.kv.release("", pages, &[]);
+        page
     }
 
     /// Panics unless every page has exactly one owner.

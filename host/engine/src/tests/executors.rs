@@ -1,5 +1,6 @@
 //! Executors that a test controls. They compute with the real one.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,50 @@ impl Gate {
 pub struct Gated {
     executor: CpuExecutor,
     gate: Gate,
+}
+
+/// While it is off, every step fails.
+#[derive(Clone, Default)]
+pub struct Breaker(Arc<AtomicBool>);
+
+impl Breaker {
+    pub fn guard(&self, executor: CpuExecutor) -> Breakable {
+        Breakable { executor, breaker: self.clone() }
+    }
+
+    pub fn set_broken(&self, is_broken: bool) {
+        self.0.store(is_broken, Relaxed);
+    }
+}
+
+pub struct Breakable {
+    executor: CpuExecutor,
+    breaker: Breaker,
+}
+
+impl Executor for Breakable {
+    fn limits(&self) -> &ExecutorLimits {
+        self.executor.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        if self.breaker.0.load(Relaxed) {
+            return Err(ModelError::Batch { problem: "the machine is broken".to_string() });
+        }
+        self.executor.forward(batch)
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.executor.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.executor.sample(rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.executor.plan()
+    }
 }
 
 impl Executor for Gated {

@@ -5,6 +5,7 @@ mod batching;
 mod constrained;
 mod executors;
 pub(crate) mod fixture;
+mod health;
 mod lifecycle;
 mod prefix_cache;
 mod routing;

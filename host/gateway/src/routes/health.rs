@@ -15,12 +15,18 @@ pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Whether new work is welcome: not while the server drains.
+/// Whether new work is welcome: not while the server drains, nor while a model's steps fail.
 pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     if gateway.draining.load(Ordering::Relaxed) {
         let error =
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down");
         return error.into_response();
+    }
+    for engine in gateway.host.models().iter() {
+        if let Some(problem) = engine.problem() {
+            let message = format!("the model {} cannot compute: {problem}", engine.info().name);
+            return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "model_failing", message).into_response();
+        }
     }
     let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
     Json(json!({"status": "ready", "models": models, "agents": gateway.host.agents().len()})).into_response()

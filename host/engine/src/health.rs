@@ -1,0 +1,57 @@
+//! Whether a replica can compute. A step that fails fails its requests only; several in a row mean that the executor is
+//! broken, and the replica is not ready until a step succeeds. The loop makes one for that when it has nothing else to
+//! do, so that a replica which nobody uses any more can come back.
+
+use std::sync::{Mutex, PoisonError};
+
+/// So many steps in a row must fail.
+const FAILED_STEPS: u32 = 3;
+
+#[derive(Debug, Default)]
+pub(crate) struct Health(Mutex<Failures>);
+
+#[derive(Debug, Default)]
+struct Failures {
+    in_a_row: u32,
+    last: String,
+}
+
+impl Health {
+    pub fn record_step(&self) {
+        self.failures().in_a_row = 0;
+    }
+
+    pub fn record_failed_step(&self, error: &str) {
+        let mut failures = self.failures();
+        failures.in_a_row = failures.in_a_row.saturating_add(1);
+        failures.last = error.to_string();
+    }
+
+    /// Why it is not ready, if it is not.
+    pub fn problem(&self) -> Option<String> {
+        let Failures { in_a_row, last } = &*self.failures();
+        (*in_a_row >= FAILED_STEPS).then(|| format!("the last {in_a_row} steps failed: {last}"))
+    }
+
+    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_in_a_row_count_and_one_success_ends_them() {
+        let health = Health::default();
+        health.record_failed_step("first");
+        health.record_failed_step("second");
+        assert_eq!(health.problem(), None);
+        health.record_step();
+        (0..FAILED_STEPS).for_each(|_| health.record_failed_step("no memory"));
+        assert_eq!(health.problem().as_deref(), Some("the last 3 steps failed: no memory"));
+        health.record_step();
+        assert_eq!(health.problem(), None);
+    }
+}
