@@ -57,6 +57,8 @@ pub struct EngineConfig {
     pub max_sequences: Option<usize>,
     /// Token budget of one step.
     pub step_tokens: Option<usize>,
+    /// The longest step in which prompts are computed beside decodes.
+    pub step_target_ms: Option<u64>,
     /// Tokens that the KV cache of each replica holds, over all sequences.
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
@@ -163,6 +165,8 @@ impl Config {
         set(&mut options.engine.max_queue, &engine.max_queue);
         set(&mut options.engine.max_sequences, &engine.max_sequences);
         set(&mut options.engine.step_tokens, &engine.step_tokens);
+        options.engine.step_target =
+            engine.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
         set(&mut options.executor.kv_tokens, &engine.kv_tokens);
         set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);

@@ -182,6 +182,7 @@ impl EngineLoop {
         let uses = step::row_uses(&mut self.scheduler, plan, &batch);
         let outputs = self.sample(&uses);
         let took = started.elapsed();
+        self.scheduler.record_step_time(took);
         for (used, outputs) in uses.into_iter().zip(outputs) {
             self.commit(used, outputs);
         }

@@ -151,6 +151,8 @@ impl Sequence {
         self.pages = pages;
         self.record_load();
         if self.admitted.is_some() {
+            // What was evicted since is computed after all.
+            self.cached_tokens = self.cached_tokens.min(self.computed);
             return Ok(None);
         }
         let now = Instant::now();

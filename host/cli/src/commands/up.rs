@@ -35,7 +35,7 @@ skep.toml, every line optional:
   model = \"smollm2-135m\"
   threads = 4
   [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
-  kv_tokens = 65536             # step_tokens, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
+  kv_tokens = 65536             # step_tokens, step_target_ms, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
                                 # default_deadline_s, tensor_parallel, pipeline_parallel, rank_deadline_s,
                                 # speculation = \"off\" | \"prompt-lookup\"
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,

@@ -1,19 +1,7 @@
 //! Behaviour of the KV cache, and random operations after each of which every page has exactly one owner.
 
 use super::*;
-
-/// A small deterministic generator, so that a failure names its seed and can be run again.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % sides as u64) as usize
-    }
-}
+use crate::tests::dice::Dice;
 
 fn pages_of_tokens(pages: &[u32]) -> Vec<u32> {
     pages.iter().flat_map(|page| (0..PAGE_TOKENS as u32).map(move |i| page * 100 + i)).collect()

@@ -1,9 +1,12 @@
 //! Decides what the next step computes.
 //!
 //! - Decodes go first, one token each; prefill chunks fill the rest of the token budget, interactive before background,
-//!   in equal shares among those that want more than their share.
+//!   in equal shares among those that want more than their share. Beside decodes the chunks are only as large as keeps
+//!   the step short.
 //! - A sequence is admitted only if there are pages for its tokens, for what those already admitted still have to
-//!   compute, and a reserve. Admission is in order: a large request is not overtaken for ever by small ones.
+//!   compute, and a reserve. Admission is in order: a large request is not overtaken for ever by small ones. Only those
+//!   are passed over that gain by waiting for another's prefill.
+//! - Background work is admitted only with room to spare, and makes room for interactive work that waits.
 //! - When pages run out, the youngest sequence is preempted: its pages go into the prefix tree, so it finds them again
 //!   unless they were needed, and it is the next to be admitted. The oldest sequence can always take all pages, and no
 //!   request is accepted that would need more, so there is always progress.
@@ -11,11 +14,15 @@
 //! It computes nothing, and only the engine loop's thread touches it.
 
 mod drafts;
+mod shared_prefill;
+mod step_pace;
 mod step_plan;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use skep_model::PageId;
 
@@ -25,13 +32,14 @@ use crate::sequence::{Sequence, SequenceId};
 use crate::telemetry::Telemetry;
 use crate::{EngineError, FinishReason, Priority};
 
+use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
 
 /// Output tokens that admission keeps room for, so that a sequence is not admitted only to be preempted.
 const RESERVE_TOKENS: usize = 64;
-/// A prefill chunk is not cut smaller than this to share the budget.
-const MIN_CHUNK_TOKENS: usize = 16;
+/// Share of the pages, as a divisor, that background work leaves to interactive work.
+const BACKGROUND_HEADROOM: usize = 8;
 
 pub(crate) struct Scheduler {
     limits: StepLimits,
@@ -39,6 +47,7 @@ pub(crate) struct Scheduler {
     waiting: Waiting,
     /// In the order of admission.
     running: Vec<Sequence>,
+    pace: StepPace,
     telemetry: Arc<Telemetry>,
 }
 
@@ -49,7 +58,8 @@ impl Scheduler {
     pub fn new(limits: StepLimits, view: &ReplicaView) -> Self {
         let kv = KvCache::new(limits.page_count, view.prefixes.clone());
         let telemetry = view.telemetry.clone();
-        Scheduler { limits, kv, waiting: Waiting::default(), running: Vec::new(), telemetry }
+        let pace = StepPace::new(limits.target);
+        Scheduler { limits, kv, waiting: Waiting::default(), running: Vec::new(), pace, telemetry }
     }
 
     pub fn submit(&mut self, sequence: Sequence) {
@@ -98,21 +108,28 @@ impl Scheduler {
 
     /// Lets waiting sequences run while there is room.
     pub fn admit(&mut self) {
-        while self.running.len() < self.limits.sequences {
-            let Some(next) = self.waiting.peek() else { return };
+        loop {
+            let decodes = self.running.iter().filter(|sequence| is_decode(sequence)).count();
+            let step_tokens = self.pace.prefill_tokens(decodes, self.limits.tokens - decodes);
+            let is_held = |waiting: &Sequence| {
+                let mut leaders = self.running.iter();
+                leaders.any(|leader| shared_prefill::is_worth_waiting(waiting, leader, step_tokens))
+            };
+            let Some(next) = self.waiting.next(is_held) else { return };
             let tenant = next.request.affinity.tenant.as_str();
             let pages = self.kv.borrow_prefix(tenant, next.reusable_tokens());
-            let missing = pages_for(next.tokens.len()) - pages.pages().len();
-            let reserve = pages_for(next.tokens_left().min(RESERVE_TOKENS)) + self.running.len();
-            if !self.running.is_empty()
-                && missing + reserve + self.promised_pages() > self.kv.available_pages()
-            {
+            if !self.has_room(next, &pages) {
                 self.kv.release(tenant, pages, &[]);
-                return;
+                let makes_room = next.request.priority == Priority::Interactive;
+                match self.youngest().filter(|at| makes_room && is_background(&self.running[*at])) {
+                    Some(background) => self.preempt(background),
+                    None => return,
+                }
+                continue;
             }
-            let Some(mut sequence) = self.waiting.pop() else { return };
+            let id = next.id;
+            let Some(mut sequence) = self.waiting.take(id) else { return };
             let admitted = sequence.admit(pages);
-            let id = sequence.id;
             self.running.push(sequence);
             match admitted {
                 Ok(None) => {}
@@ -122,13 +139,21 @@ impl Scheduler {
         }
     }
 
+    /// The step that was planned last took so long.
+    pub fn record_step_time(&mut self, took: Duration) {
+        self.pace.end(took);
+    }
+
     /// The next step. Empty only if nothing runs.
     pub fn plan(&mut self) -> Vec<PlannedSequence> {
         loop {
             let mut plan = Vec::new();
             self.plan_decodes(&mut plan);
+            let decodes = plan.len();
             self.plan_prefills(&mut plan);
             if !plan.is_empty() || self.running.is_empty() {
+                let prefill_tokens = plan[decodes..].iter().map(|planned| planned.tokens).sum();
+                self.pace.begin(StepShape { decodes, prefill_tokens });
                 return plan;
             }
             // Only prefills are left and none gets a page.
@@ -186,7 +211,7 @@ impl Scheduler {
     }
 
     fn plan_prefills(&mut self, plan: &mut Vec<PlannedSequence>) {
-        let mut budget = self.limits.tokens - plan.len();
+        let mut budget = self.pace.prefill_tokens(plan.len(), self.limits.tokens - plan.len());
         // Each running sequence has one row for its next token; scored rows come from what is left.
         let mut score_rows = self.limits.logit_rows - self.running.len();
         for class in [Priority::Interactive, Priority::Background] {
@@ -219,24 +244,46 @@ impl Scheduler {
         }
     }
 
-    /// Background before interactive, the youngest of them.
     fn preempt_youngest(&mut self, plan: &mut Vec<PlannedSequence>) {
-        let youngest = (0..self.running.len()).max_by_key(|at| {
-            (self.running[*at].request.priority == Priority::Background, self.running[*at].id)
-        });
-        let Some(at) = youngest else { return };
+        let Some(at) = self.youngest() else { return };
+        let id = self.running[at].id;
         if self.running.len() == 1 {
             // Requests that need more than all pages are refused, so this is a defect, not load.
             let message = "the KV cache has no room for the only sequence that runs".to_string();
-            self.end(self.running[at].id, Err(EngineError::Failed(message)));
+            self.end(id, Err(EngineError::Failed(message)));
             return;
         }
+        plan.retain(|planned| planned.id != id);
+        self.preempt(at);
+    }
+
+    /// Background before interactive, the youngest of them.
+    fn youngest(&self) -> Option<usize> {
+        (0..self.running.len()).max_by_key(|at| (is_background(&self.running[*at]), self.running[*at].id))
+    }
+
+    /// Takes a running sequence's pages away; it goes on later.
+    fn preempt(&mut self, at: usize) {
         let mut sequence = self.running.remove(at);
         tracing::debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "preempted");
         sequence.record_preemption();
-        plan.retain(|planned| planned.id != sequence.id);
         self.release_pages(&mut sequence);
         self.waiting.push_preempted(sequence);
+    }
+
+    /// Whether a sequence that begins with these pages may run beside the others.
+    fn has_room(&self, next: &Sequence, pages: &SequencePages) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let (kept_slots, kept_pages) = match next.request.priority {
+            Priority::Interactive => (0, 0),
+            Priority::Background => (1, self.limits.page_count / BACKGROUND_HEADROOM),
+        };
+        let missing = pages_for(next.tokens.len()) - pages.pages().len();
+        let reserve = pages_for(next.tokens_left().min(RESERVE_TOKENS)) + self.running.len();
+        self.running.len() + kept_slots < self.limits.sequences
+            && missing + reserve + self.promised_pages() + kept_pages <= self.kv.available_pages()
     }
 
     fn release_pages(&mut self, sequence: &mut Sequence) {
@@ -250,6 +297,10 @@ impl Scheduler {
         let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.pages.pages().len());
         self.running.iter().map(missing).sum()
     }
+}
+
+fn is_background(sequence: &Sequence) -> bool {
+    sequence.request.priority == Priority::Background
 }
 
 fn is_decode(sequence: &Sequence) -> bool {

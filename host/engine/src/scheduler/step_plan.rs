@@ -1,5 +1,7 @@
 //! What one step may hold and what it will hold.
 
+use std::time::Duration;
+
 use skep_model::ExecutorLimits;
 
 use crate::sequence::SequenceId;
@@ -13,6 +15,8 @@ pub(crate) struct StepLimits {
     pub sequences: usize,
     pub logit_rows: usize,
     pub page_count: usize,
+    /// The longest step in which prompts are computed beside decodes; `None`: by what decodes alone take.
+    pub target: Option<Duration>,
 }
 
 impl StepLimits {
@@ -28,7 +32,13 @@ impl StepLimits {
             );
             return Err(EngineError::invalid("max_sequences", message));
         }
-        Ok(StepLimits { tokens, sequences, logit_rows: limits.max_logit_rows, page_count: limits.page_count })
+        Ok(StepLimits {
+            tokens,
+            sequences,
+            logit_rows: limits.max_logit_rows,
+            page_count: limits.page_count,
+            target: options.step_target,
+        })
     }
 }
 

@@ -1,10 +1,13 @@
 //! Sequences that wait to run. Interactive before background; within each, sequences that were preempted first (they
-//! are the oldest work), then round robin over who asks, so that one busy session does not hold up the others.
+//! are the oldest work), then agents take turns, and within an agent its sessions, so that neither a busy session nor
+//! an agent with many sessions holds up the others. Requests of one session go in order.
+//!
+//! An agent has one turn a round; to give some agents more is to let them stay at the front for longer.
 
 use std::collections::VecDeque;
 
-use crate::sequence::Sequence;
-use crate::{Affinity, Priority};
+use crate::Priority;
+use crate::sequence::{Sequence, SequenceId};
 
 #[derive(Default)]
 pub(super) struct Waiting {
@@ -15,16 +18,42 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct Lanes {
     preempted: VecDeque<Sequence>,
-    /// None is empty; the front one is next.
-    lanes: VecDeque<(Affinity, VecDeque<Sequence>)>,
+    /// None is empty; it is the front one's turn.
+    agents: VecDeque<AgentLane>,
+}
+
+struct AgentLane {
+    tenant: String,
+    agent: Option<String>,
+    /// None is empty; it is the front one's turn.
+    sessions: VecDeque<SessionLane>,
+}
+
+struct SessionLane {
+    session: Option<String>,
+    sequences: VecDeque<Sequence>,
 }
 
 impl Waiting {
     pub fn push(&mut self, sequence: Sequence) {
-        let lanes = &mut self.class(sequence.request.priority).lanes;
-        match lanes.iter_mut().find(|(affinity, _)| *affinity == sequence.request.affinity) {
-            Some((_, lane)) => lane.push_back(sequence),
-            None => lanes.push_back((sequence.request.affinity.clone(), VecDeque::from([sequence]))),
+        let lanes = self.class(sequence.request.priority);
+        let affinity = &sequence.request.affinity;
+        let same_agent = |lane: &AgentLane| lane.tenant == affinity.tenant && lane.agent == affinity.agent;
+        let agent = match lanes.agents.iter().position(same_agent) {
+            Some(at) => at,
+            None => {
+                let (tenant, agent) = (affinity.tenant.clone(), affinity.agent.clone());
+                lanes.agents.push_back(AgentLane { tenant, agent, sessions: VecDeque::new() });
+                lanes.agents.len() - 1
+            }
+        };
+        let sessions = &mut lanes.agents[agent].sessions;
+        match sessions.iter_mut().find(|lane| lane.session == affinity.session) {
+            Some(lane) => lane.sequences.push_back(sequence),
+            None => {
+                let session = affinity.session.clone();
+                sessions.push_back(SessionLane { session, sequences: VecDeque::from([sequence]) });
+            }
         }
     }
 
@@ -35,30 +64,35 @@ impl Waiting {
         preempted.insert(at, sequence);
     }
 
-    pub fn peek(&self) -> Option<&Sequence> {
-        self.interactive.peek().or_else(|| self.background.peek())
+    /// Whose turn it is, past those that are held back.
+    pub fn next(&self, is_held: impl Fn(&Sequence) -> bool) -> Option<&Sequence> {
+        [&self.interactive, &self.background]
+            .into_iter()
+            .find_map(|lanes| lanes.in_order().find(|sequence| !is_held(sequence)))
     }
 
-    pub fn pop(&mut self) -> Option<Sequence> {
-        self.interactive.pop().or_else(|| self.background.pop())
+    /// Takes out a sequence; its agent and its session have had their turn.
+    pub fn take(&mut self, id: SequenceId) -> Option<Sequence> {
+        [&mut self.interactive, &mut self.background].into_iter().find_map(|lanes| lanes.take(id))
     }
 
     pub fn len(&self) -> usize {
-        self.interactive.len() + self.background.len()
+        self.interactive.in_order().count() + self.background.in_order().count()
     }
 
     /// Takes out all sequences for which `gone` holds.
     pub fn remove_if(&mut self, mut gone: impl FnMut(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed = Vec::new();
         for class in [&mut self.interactive, &mut self.background] {
-            for lane in class.lanes.iter_mut().map(|(_, lane)| lane).chain([&mut class.preempted]) {
+            let queued = class.agents.iter_mut().flat_map(|agent| &mut agent.sessions);
+            for lane in queued.map(|session| &mut session.sequences).chain([&mut class.preempted]) {
                 if lane.iter().any(&mut gone) {
                     let (out, keep): (Vec<_>, Vec<_>) = lane.drain(..).partition(&mut gone);
                     lane.extend(keep);
                     removed.extend(out);
                 }
             }
-            class.lanes.retain(|(_, lane)| !lane.is_empty());
+            class.drop_empty();
         }
         removed
     }
@@ -72,23 +106,36 @@ impl Waiting {
 }
 
 impl Lanes {
-    fn peek(&self) -> Option<&Sequence> {
-        self.preempted.front().or_else(|| self.lanes.front()?.1.front())
+    /// Everyone in the order in which they would run if none of them used up a turn.
+    fn in_order(&self) -> impl Iterator<Item = &Sequence> {
+        let sessions = self.agents.iter().flat_map(|agent| &agent.sessions);
+        self.preempted.iter().chain(sessions.flat_map(|session| &session.sequences))
     }
 
-    fn pop(&mut self) -> Option<Sequence> {
-        if let Some(sequence) = self.preempted.pop_front() {
-            return Some(sequence);
+    fn take(&mut self, id: SequenceId) -> Option<Sequence> {
+        if let Some(at) = self.preempted.iter().position(|sequence| sequence.id == id) {
+            return self.preempted.remove(at);
         }
-        let (affinity, mut lane) = self.lanes.pop_front()?;
-        let sequence = lane.pop_front();
-        if !lane.is_empty() {
-            self.lanes.push_back((affinity, lane));
+        for agent in 0..self.agents.len() {
+            for session in 0..self.agents[agent].sessions.len() {
+                let lane = &mut self.agents[agent].sessions[session].sequences;
+                let Some(at) = lane.iter().position(|sequence| sequence.id == id) else { continue };
+                let taken = lane.remove(at);
+                let mut lane = self.agents.remove(agent)?;
+                let had_its_turn = lane.sessions.remove(session)?;
+                lane.sessions.push_back(had_its_turn);
+                self.agents.push_back(lane);
+                self.drop_empty();
+                return taken;
+            }
         }
-        sequence
+        None
     }
 
-    fn len(&self) -> usize {
-        self.preempted.len() + self.lanes.iter().map(|(_, lane)| lane.len()).sum::<usize>()
+    fn drop_empty(&mut self) {
+        for agent in &mut self.agents {
+            agent.sessions.retain(|session| !session.sequences.is_empty());
+        }
+        self.agents.retain(|agent| !agent.sessions.is_empty());
     }
 }

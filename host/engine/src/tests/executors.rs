@@ -1,5 +1,6 @@
 //! Executors that a test controls. They compute with the real one.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -36,6 +37,44 @@ pub struct Gated {
     gate: Gate,
 }
 
+/// Notes which positions of prompts made by [`Recorder::prompt`] are computed.
+#[derive(Clone, Default)]
+pub struct Recorder(Arc<Mutex<HashSet<(u32, usize)>>>);
+
+impl Recorder {
+    pub fn watch(&self, executor: CpuExecutor) -> Recorded {
+        Recorded { executor, recorder: self.clone() }
+    }
+
+    /// A prompt whose tokens tell at each position whose they are: one of 26 owners.
+    pub fn prompt(owner: u32, length: usize) -> Vec<u32> {
+        (0..length).map(|position| u32::from(b'a') + (owner * 7 + position as u32) % 26).collect()
+    }
+
+    /// How many positions of the owner's first `length` were computed since the last call.
+    pub fn take(&self, owner: u32, length: usize) -> usize {
+        let mut computed = self.0.lock().unwrap();
+        let before = computed.len();
+        computed.retain(|(of, position)| *of != owner || *position >= length);
+        before - computed.len()
+    }
+
+    fn note(&self, batch: &Batch) {
+        let mut computed = self.0.lock().unwrap();
+        for sequence in &batch.sequences {
+            for (position, token) in (sequence.start..).zip(&sequence.tokens) {
+                let owner = (0..26).find(|owner| Self::prompt(*owner, position + 1)[position] == *token);
+                computed.extend(owner.map(|owner| (owner, position)));
+            }
+        }
+    }
+}
+
+pub struct Recorded {
+    executor: CpuExecutor,
+    recorder: Recorder,
+}
+
 /// While it is off, every step fails.
 #[derive(Clone, Default)]
 pub struct Breaker(Arc<AtomicBool>);
@@ -53,6 +92,29 @@ impl Breaker {
 pub struct Breakable {
     executor: CpuExecutor,
     breaker: Breaker,
+}
+
+impl Executor for Recorded {
+    fn limits(&self) -> &ExecutorLimits {
+        self.executor.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        self.recorder.note(batch);
+        self.executor.forward(batch)
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.executor.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.executor.sample(rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.executor.plan()
+    }
 }
 
 impl Executor for Breakable {

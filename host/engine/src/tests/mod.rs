@@ -3,6 +3,7 @@
 
 mod batching;
 mod constrained;
+pub(crate) mod dice;
 mod executors;
 pub(crate) mod fixture;
 mod health;

@@ -1,7 +1,10 @@
 //! A cached prefix saves work and changes nothing.
 
-use super::fixture::{engine, first_token, generate, greedy};
-use crate::{GenerateRequest, TokenEvent};
+use futures::future::join_all;
+
+use super::executors::{Gate, Recorder};
+use super::fixture::{collect, engine, first_token, generate, greedy, model};
+use crate::{Constraint, Engine, EngineOptions, GenerateRequest, TokenEvent};
 
 const PROMPT: &str = "You are a helpful assistant that answers in one short sentence. Question: why?";
 
@@ -63,4 +66,68 @@ async fn a_cache_smaller_than_the_work_evicts_and_stays_right() {
             assert_eq!(generate(&small, request).await.unwrap().ids, expected, "round {round}, {prompt}");
         }
     }
+}
+
+/// A request whose prompt's positions the recorder can tell apart.
+fn recorded(owner: u32, length: usize, max_tokens: usize) -> GenerateRequest {
+    let mut request = greedy("", max_tokens);
+    request.prompt = Recorder::prompt(owner, length);
+    request
+}
+
+#[tokio::test]
+async fn what_is_reported_as_cached_was_not_computed_and_the_rest_was() {
+    let recorder = Recorder::default();
+    let model = model(4096, |executor| Box::new(recorder.watch(executor)));
+    let engine = Engine::start(model, EngineOptions { step_tokens: 24, ..EngineOptions::default() }).unwrap();
+    for length in [100, 100, 161, 160, 176, 50, 1] {
+        let mut request = recorded(0, length, 9);
+        // What it forces at the beginning joins the prefill of the prompt, and is no part of the prompt.
+        request.constraint = Some(Constraint::Regex("FORCED[A-Z]{3}".to_string()));
+        let usage = generate(&engine, request).await.unwrap().finished.usage;
+        assert!(usage.forced_tokens >= 6);
+        assert_eq!(length - usage.cached_tokens as usize, recorder.take(0, length), "{length} tokens");
+    }
+}
+
+#[tokio::test]
+async fn preempted_sequences_report_as_cached_what_was_never_computed() {
+    let recorder = Recorder::default();
+    let model = model(512, |executor| Box::new(recorder.watch(executor)));
+    let engine = Engine::start(model, EngineOptions { step_tokens: 40, ..EngineOptions::default() }).unwrap();
+    for owner in 0..4 {
+        generate(&engine, recorded(owner, 64, 1)).await.unwrap();
+        recorder.take(owner, 64);
+    }
+    // They begin with what is cached of them, and then grow until there is no room for all.
+    let streams = (0..4).map(|owner| engine.generate(recorded(owner, 96, 160)).unwrap());
+    let runs = join_all(streams.collect::<Vec<_>>().into_iter().map(collect)).await;
+    for (owner, run) in (0..4).zip(runs) {
+        let cached = run.unwrap().finished.usage.cached_tokens as usize;
+        assert_eq!(96 - cached, recorder.take(owner, 96), "prompt of {owner}");
+    }
+    let stats = engine.stats();
+    assert!(stats.preemptions > 0 && stats.cached_tokens > 0, "{stats:?}");
+}
+
+#[tokio::test]
+async fn sessions_that_start_together_compute_their_common_prompt_once() {
+    let gate = Gate::default();
+    let model = model(4096, |executor| Box::new(gate.guard(executor)));
+    let engine = Engine::start(model, EngineOptions { step_tokens: 32, ..EngineOptions::default() }).unwrap();
+    let streams: Vec<_> = (0..4)
+        .map(|session| {
+            let mut request = greedy(&format!("{PROMPT} I am number {session}."), 4);
+            request.affinity.agent = Some(format!("agent {}", session % 2));
+            request.affinity.session = Some(session.to_string());
+            engine.generate(request).unwrap()
+        })
+        .collect();
+    gate.open();
+    let runs = join_all(streams.into_iter().map(collect)).await;
+    let cached: Vec<_> = runs.into_iter().map(|run| run.unwrap().finished.usage.cached_tokens).collect();
+    assert_eq!(cached[0], 0);
+    // At the most one page is computed again: where waiting for it would have taken longer.
+    let shared = (PROMPT.len() / 16 * 16) as u32;
+    assert!(cached[1..].iter().all(|cached| *cached + 16 >= shared), "{cached:?} of {shared}");
 }

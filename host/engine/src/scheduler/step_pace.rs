@@ -1,0 +1,133 @@
+//! How much of prompts a step may compute beside decodes, so that a long prompt does not make others wait for their
+//! next token: as much as keeps the step within a target time, by what steps took so far.
+//!
+//! It is told how long steps took and has no clock.
+
+use std::time::Duration;
+
+/// A prefill goes on by at least so much in a step, however slow the machine.
+pub(super) const MIN_CHUNK_TOKENS: usize = 16;
+/// Without a target of the operator's a step may take so many times what decodes alone take …
+const DECODE_STEPS: f64 = 4.0;
+/// … and at least so long: under it nobody sees a difference, and small chunks compute at lower rates.
+const LEAST_TARGET_S: f64 = 0.03;
+/// Weight of the newest step in the moving averages.
+const NEWEST: f64 = 0.25;
+
+#[derive(Debug)]
+pub(super) struct StepPace {
+    target_s: Option<f64>,
+    /// Of a step with decodes only.
+    decode_s: Option<f64>,
+    prefill_token_s: Option<f64>,
+    planned: StepShape,
+}
+
+/// What a step holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StepShape {
+    pub decodes: usize,
+    pub prefill_tokens: usize,
+}
+
+impl StepPace {
+    /// `target`: the longest step with both, `None` for one that follows from what decodes take.
+    pub fn new(target: Option<Duration>) -> Self {
+        StepPace {
+            target_s: target.map(|target| target.as_secs_f64()),
+            decode_s: None,
+            prefill_token_s: None,
+            planned: StepShape::default(),
+        }
+    }
+
+    /// Prompt tokens for a step that has room for `room` of them beside the decodes.
+    pub fn prefill_tokens(&self, decodes: usize, room: usize) -> usize {
+        let (Some(decode_s), Some(token_s)) = (self.decode_s, self.prefill_token_s) else { return room };
+        if decodes == 0 {
+            return room;
+        }
+        let target_s = self.target_s.unwrap_or_else(|| LEAST_TARGET_S.max(DECODE_STEPS * decode_s));
+        let affordable = ((target_s - decode_s) / token_s).round() as usize;
+        affordable.max(MIN_CHUNK_TOKENS).min(room)
+    }
+
+    pub fn begin(&mut self, planned: StepShape) {
+        self.planned = planned;
+    }
+
+    /// The step that was begun took so long.
+    pub fn end(&mut self, took: Duration) {
+        let (StepShape { decodes, prefill_tokens }, took_s) = (self.planned, took.as_secs_f64());
+        match (decodes, prefill_tokens) {
+            (1.., 0) => average(&mut self.decode_s, took_s),
+            (_, MIN_CHUNK_TOKENS..) => {
+                let decode_s = if decodes > 0 { self.decode_s.unwrap_or(0.0) } else { 0.0 };
+                // A step that was quicker than decodes alone says nothing of prefill.
+                if took_s > decode_s {
+                    average(&mut self.prefill_token_s, (took_s - decode_s) / prefill_tokens as f64);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn average(value: &mut Option<f64>, newest: f64) {
+    *value = Some(value.map_or(newest, |old| old + NEWEST * (newest - old)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// A machine on which decodes take `decode_ms` together and a prompt token 1 ms.
+    fn measured(target: Option<Duration>, decode_ms: u64) -> StepPace {
+        let mut pace = StepPace::new(target);
+        pace.begin(StepShape { decodes: 0, prefill_tokens: 200 });
+        pace.end(ms(200));
+        pace.begin(StepShape { decodes: 4, prefill_tokens: 0 });
+        pace.end(ms(decode_ms));
+        pace
+    }
+
+    #[test]
+    fn a_chunk_beside_decodes_takes_the_time_that_the_target_leaves() {
+        let pace = measured(Some(ms(50)), 10);
+        assert_eq!(pace.prefill_tokens(4, 256), 40);
+        assert_eq!(pace.prefill_tokens(4, 24), 24);
+        assert_eq!(pace.prefill_tokens(0, 256), 256, "nobody waits for a token");
+    }
+
+    #[test]
+    fn the_target_follows_the_decodes_where_nobody_set_one() {
+        assert_eq!(measured(None, 5).prefill_tokens(4, 256), 25);
+        assert_eq!(measured(None, 20).prefill_tokens(4, 256), 60);
+    }
+
+    #[test]
+    fn prefill_always_goes_on() {
+        assert_eq!(measured(Some(ms(1)), 10).prefill_tokens(4, 256), MIN_CHUNK_TOKENS);
+    }
+
+    #[test]
+    fn without_measurements_the_step_is_used() {
+        assert_eq!(StepPace::new(Some(ms(1))).prefill_tokens(4, 256), 256);
+    }
+
+    #[test]
+    fn slower_steps_make_smaller_chunks() {
+        let mut pace = measured(Some(ms(50)), 10);
+        let before = pace.prefill_tokens(4, 256);
+        for _ in 0..20 {
+            let shape = StepShape { decodes: 4, prefill_tokens: pace.prefill_tokens(4, 256) };
+            pace.begin(shape);
+            pace.end(ms(10) + ms(2) * shape.prefill_tokens as u32);
+        }
+        assert_eq!((before, pace.prefill_tokens(4, 256)), (40, 20));
+    }
+}

@@ -1,0 +1,340 @@
+//! The scheduler without an executor: what it plans, step by step, with the time that steps take made up.
+
+use std::collections::HashMap;
+
+use futures::FutureExt as _;
+use skep_model::RowOutput;
+
+use super::*;
+use crate::engine_loop::Submission;
+use crate::keyed_hash::KeyedHash;
+use crate::kv::PublishedPrefixes;
+use crate::router::{LoadShare, ReplicaLoad};
+use crate::sequence::SequenceContext;
+use crate::stream::TokenStream;
+use crate::tests::dice::Dice;
+use crate::tests::fixture::{byte_tokenizer, greedy};
+use crate::{Affinity, GenerateRequest, TokenEvent};
+
+struct Harness {
+    scheduler: Scheduler,
+    context: Arc<SequenceContext>,
+    view: ReplicaView,
+    streams: HashMap<u64, TokenStream>,
+    submitted: u64,
+    /// In order.
+    finished: Vec<u64>,
+    now: Instant,
+}
+
+/// What one step held: sequence and tokens.
+type Planned = Vec<(u64, usize)>;
+
+impl Harness {
+    fn new(pages: usize, sequences: usize, tokens: usize) -> Self {
+        let view = ReplicaView {
+            load: Arc::new(ReplicaLoad::default()),
+            prefixes: Arc::new(PublishedPrefixes::new(&KeyedHash::default())),
+            telemetry: Telemetry::new("test", 0, pages),
+            health: Arc::default(),
+            page_count: pages,
+        };
+        let limits = StepLimits {
+            tokens,
+            sequences,
+            logit_rows: 64,
+            page_count: pages,
+            target: Some(Duration::from_millis(50)),
+        };
+        let context = SequenceContext {
+            tokenizer: Arc::new(byte_tokenizer()),
+            eos: Vec::new(),
+            telemetry: view.telemetry.clone(),
+        };
+        Harness {
+            scheduler: Scheduler::new(limits, &view),
+            context: Arc::new(context),
+            view,
+            streams: HashMap::new(),
+            submitted: 0,
+            finished: Vec::new(),
+            now: Instant::now(),
+        }
+    }
+
+    fn submit(&mut self, request: GenerateRequest) -> u64 {
+        let id = self.submitted;
+        self.submitted += 1;
+        let max_tokens = request.max_tokens.unwrap();
+        let (events, stream) = TokenStream::channel(max_tokens);
+        let submission = Submission {
+            max_tokens,
+            matcher: None,
+            events,
+            submitted: self.now,
+            deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
+            place: self.view.telemetry.enter_queue(1000).unwrap(),
+            load: LoadShare::take(&self.view.load, request.prompt.len()),
+            request,
+        };
+        self.streams.insert(id, stream);
+        self.scheduler.submit(Sequence::new(SequenceId(id), submission, &self.context));
+        id
+    }
+
+    /// One turn of the loop. A step takes 5 ms and one more for each prompt token beside decodes.
+    fn step(&mut self) -> Planned {
+        self.scheduler.end_interrupted(self.now);
+        self.scheduler.admit();
+        let plan = self.scheduler.plan();
+        assert!(!plan.is_empty() || self.scheduler.running.is_empty(), "whoever runs makes progress");
+        let planned: Planned = plan.iter().map(|planned| (planned.id.0, planned.tokens)).collect();
+        let took = took(&planned);
+        for planned in plan {
+            self.scheduler.computed(planned.id, planned.tokens);
+            let Some(sequence) = self.scheduler.sequence_mut(planned.id) else { continue };
+            if sequence.pending() > 0 {
+                continue;
+            }
+            let drawn = RowOutput { token: u32::from(b'x'), logprob: None, top: Vec::new() };
+            if let Some(ending) = sequence.append_sampled(drawn).transpose() {
+                self.scheduler.end(planned.id, ending);
+                self.finished.push(planned.id.0);
+            }
+        }
+        self.scheduler.record_step_time(took);
+        self.now += took;
+        self.scheduler.check_integrity();
+        planned
+    }
+
+    /// Runs until nothing is left; gives the ids in the order in which they finished.
+    fn run(&mut self) -> &[u64] {
+        for _ in 0..100_000 {
+            if self.scheduler.is_idle() {
+                return &self.finished;
+            }
+            self.step();
+        }
+        panic!("it does not end");
+    }
+
+    fn running(&self) -> Vec<u64> {
+        self.scheduler.running.iter().map(|sequence| sequence.id.0).collect()
+    }
+
+    /// Of the prompt of an admitted sequence.
+    fn cached_tokens(&mut self, id: u64) -> u32 {
+        let stream = self.streams.get_mut(&id).expect("it has not been cancelled");
+        match stream.next().now_or_never() {
+            Some(Some(Ok(TokenEvent::Started { cached_tokens, .. }))) => cached_tokens,
+            other => panic!("sequence {id} has not started: {other:?}"),
+        }
+    }
+}
+
+fn took(planned: &Planned) -> Duration {
+    let prefill: usize = planned.iter().map(|(_, tokens)| *tokens).filter(|tokens| *tokens > 1).sum();
+    Duration::from_millis(5 + prefill as u64)
+}
+
+fn of(agent: &str, session: &str) -> GenerateRequest {
+    let mut request = greedy("x", 1);
+    request.affinity = Affinity {
+        agent: Some(agent.to_string()),
+        session: Some(session.to_string()),
+        ..Affinity::default()
+    };
+    request
+}
+
+fn background(mut request: GenerateRequest) -> GenerateRequest {
+    request.priority = Priority::Background;
+    request
+}
+
+/// A prompt of `shared` tokens that all such prompts begin with, and 20 of its own.
+fn prompt(shared: usize, own: u8) -> String {
+    let mut text: String = (0..shared).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
+    text.extend(std::iter::repeat_n(char::from(own), 20));
+    text
+}
+
+#[test]
+fn agents_take_turns_and_so_do_the_sessions_of_each() {
+    let mut harness = Harness::new(8, 1, 16);
+    for (agent, session) in [("a", "1"), ("a", "1"), ("a", "2"), ("a", "3"), ("b", "1")] {
+        harness.submit(of(agent, session));
+    }
+    assert_eq!(harness.run(), [0, 4, 2, 3, 1]);
+}
+
+#[test]
+fn waiting_interactive_work_takes_the_place_of_background_work() {
+    let mut harness = Harness::new(32, 2, 16);
+    let first = harness.submit(background(greedy("background", 40)));
+    let second = harness.submit(background(greedy("more of it", 40)));
+    harness.step();
+    assert_eq!(harness.running(), [first], "one place is kept for interactive work");
+    let chats = [harness.submit(greedy("a chat", 5)), harness.submit(greedy("another", 5))];
+    harness.step();
+    assert_eq!(harness.running(), chats);
+    assert_eq!(harness.run()[2..], [first, second]);
+    assert_eq!(harness.view.telemetry.stats().preemptions, 1);
+}
+
+#[test]
+fn background_work_leaves_pages_for_interactive_work() {
+    let mut harness = Harness::new(16, 4, 16);
+    let request = |letter: &str| greedy(&letter.repeat(112), 16);
+    harness.submit(background(request("a")));
+    harness.submit(background(request("b")));
+    harness.step();
+    assert_eq!(harness.running(), [0]);
+    harness.submit(request("c"));
+    harness.step();
+    assert_eq!(harness.running(), [0, 2]);
+}
+
+#[test]
+fn who_begins_like_a_running_prefill_waits_for_it() {
+    let mut harness = Harness::new(200, 8, 64);
+    for own in [b'1', b'2', b'3'] {
+        harness.submit(greedy(&prompt(320, own), 4));
+    }
+    let other = harness.submit(greedy("something else", 4));
+    harness.step();
+    assert_eq!(harness.running(), [0, other], "only those wait that share");
+    while harness.running().len() < 3 {
+        harness.step();
+    }
+    let cached = [0, 1, 2].map(|id| harness.cached_tokens(id));
+    // The first to follow begins when waiting for the last page or two would take longer than computing them.
+    assert!(cached[0] == 0 && cached[1] >= 288 && cached[2] == 320, "{cached:?}");
+    harness.run();
+}
+
+#[test]
+fn nobody_waits_for_what_is_computed_sooner_by_oneself() {
+    let mut harness = Harness::new(200, 8, 64);
+    harness.submit(greedy(&format!("{}{}", prompt(16, b'1'), "y".repeat(500)), 4));
+    harness.submit(greedy(&prompt(16, b'2'), 4));
+    harness.step();
+    assert_eq!(harness.running(), [0, 1]);
+    harness.run();
+}
+
+#[test]
+fn interactive_work_does_not_wait_for_a_background_prefill_nor_one_tenant_for_another() {
+    let mut harness = Harness::new(200, 8, 64);
+    let mut of_other_tenant = greedy(&prompt(320, b'3'), 4);
+    of_other_tenant.affinity.tenant = "other".to_string();
+    harness.submit(background(greedy(&prompt(320, b'1'), 4)));
+    harness.step();
+    harness.submit(greedy(&prompt(320, b'2'), 4));
+    harness.submit(of_other_tenant);
+    harness.submit(background(greedy(&prompt(320, b'4'), 4)));
+    harness.step();
+    assert_eq!(harness.running(), [0, 1, 2]);
+    harness.run();
+}
+
+#[test]
+fn when_the_leader_goes_the_next_one_leads() {
+    let mut harness = Harness::new(200, 8, 64);
+    for own in [b'1', b'2', b'3'] {
+        harness.submit(greedy(&prompt(320, own), 4));
+    }
+    harness.step();
+    harness.step();
+    harness.streams.remove(&0);
+    harness.step();
+    assert_eq!(harness.running(), [1], "it goes on where the leader was");
+    assert_eq!(harness.cached_tokens(1), 128);
+    assert_eq!(harness.run(), [1, 2]);
+    assert_eq!(harness.cached_tokens(2), 320);
+}
+
+#[test]
+fn a_long_prompt_keeps_the_steps_of_decodes_short() {
+    let mut harness = Harness::new(400, 8, 256);
+    for own in b'1'..=b'4' {
+        harness.submit(greedy(&prompt(0, own), 200));
+    }
+    // The first steps measure what prefill and decodes take.
+    while harness.step().iter().any(|(_, tokens)| *tokens > 1) {}
+    let long = harness.submit(greedy(&prompt(3000, b'5'), 4));
+    let mut chunks = 0;
+    loop {
+        let planned = harness.step();
+        let Some((_, chunk)) = planned.iter().find(|(id, _)| *id == long) else {
+            panic!("it is not passed over")
+        };
+        if *chunk == 1 {
+            break;
+        }
+        chunks += 1;
+        assert_eq!(planned.len(), 5, "everyone gets a token in every step");
+        assert!(took(&planned) <= Duration::from_millis(51), "{planned:?}");
+    }
+    assert!((60..=90).contains(&chunks), "chunks of what the target leaves: {chunks}");
+}
+
+#[test]
+fn random_work_always_ends_and_gives_all_pages_back() {
+    for seed in 0..80 {
+        let mut dice = Dice(seed);
+        let pages = 6 + dice.roll(40);
+        let sequences = 1 + dice.roll(6);
+        let mut harness = Harness::new(pages, sequences, sequences.max(8) + dice.roll(60));
+        let mut to_come = 40;
+        for _ in 0..50_000 {
+            if to_come > 0 && dice.roll(3) == 0 {
+                to_come -= 1;
+                let request = random_request(&mut dice, pages * skep_model::PAGE_TOKENS, harness.now);
+                harness.submit(request);
+            }
+            if dice.roll(25) == 0 && harness.submitted > 0 {
+                let cancelled = dice.roll(harness.submitted as usize) as u64;
+                harness.streams.remove(&cancelled);
+            }
+            if to_come == 0 && harness.scheduler.is_idle() {
+                break;
+            }
+            harness.step();
+        }
+        assert!(harness.scheduler.is_idle(), "seed {seed} does not end");
+        assert_eq!(harness.scheduler.kv.available_pages(), pages, "seed {seed}");
+        assert_eq!(
+            (harness.view.load.prefill_tokens(), harness.view.load.sequences()),
+            (0, 0),
+            "seed {seed}"
+        );
+        for (id, mut stream) in harness.streams {
+            let events = std::iter::from_fn(|| stream.next().now_or_never().expect("it has ended"));
+            let last = events.last();
+            assert!(
+                matches!(last, Some(Ok(TokenEvent::Finished(_)) | Err(EngineError::DeadlineExceeded))),
+                "seed {seed}, sequence {id}: {last:?}"
+            );
+        }
+    }
+}
+
+fn random_request(dice: &mut Dice, limit: usize, now: Instant) -> GenerateRequest {
+    let max_tokens = 1 + dice.roll(limit / 2);
+    let length = 1 + dice.roll(limit - max_tokens);
+    let mut text = prompt(length * dice.roll(3) / 2, b'0' + dice.roll(10) as u8);
+    text.truncate(length);
+    let mut request = greedy(&text, max_tokens);
+    request.affinity.tenant = ["one", "two"][dice.roll(8) / 7].to_string();
+    request.affinity.agent = Some(dice.roll(3).to_string());
+    request.affinity.session = Some(dice.roll(4).to_string());
+    if dice.roll(3) == 0 {
+        request.priority = Priority::Background;
+    }
+    if dice.roll(6) == 0 {
+        request.deadline = Some(now + Duration::from_millis(dice.roll(3000) as u64));
+    }
+    request
+}
