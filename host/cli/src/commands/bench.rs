@@ -2,7 +2,9 @@
 
 mod agents;
 mod engine;
+mod interference;
 mod invoke;
+mod routing;
 mod runtime;
 mod target;
 
@@ -15,6 +17,8 @@ pub enum Command {
     Invoke(invoke::Args),
     Runtime(runtime::Args),
     Agents(agents::Args),
+    Interference(interference::Args),
+    Routing(routing::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -23,6 +27,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Invoke(args) => invoke::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
         Command::Agents(args) => agents::run(args).await,
+        Command::Interference(args) => interference::run(args).await,
+        Command::Routing(args) => routing::run(args).await,
     }
 }
 

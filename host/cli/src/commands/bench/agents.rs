@@ -13,8 +13,8 @@ use super::target::{Target, TargetArgs};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 use crate::server::ServerOptions;
-use report::RoundReport;
-use sessions::Plan;
+pub(super) use report::RoundReport;
+pub(super) use sessions::{Plan, run as drive};
 
 /// Measure a server at what agents do
 ///
@@ -78,7 +78,7 @@ pub async fn run(args: Args) -> Result<()> {
             affinity: !args.no_affinity,
         };
         let step = Terminal.begin(&format!("round {round} of {}", args.rounds), None);
-        rounds.push(RoundReport::new(sessions::run(&target, plan, step).await?));
+        rounds.push(RoundReport::new(drive(&target, plan, step).await?));
     }
     let report = Report {
         target: target.place.clone(),

@@ -1,0 +1,225 @@
+//! `skep bench interference`: what a long prompt does to the time between the tokens of others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+use skep_engine::{Engine, EngineOptions, GenerateRequest, Sampling, TokenEvent, TokenStream};
+use skep_model::{ExecutorOptions, LoadedModel};
+use tokio::task::JoinSet;
+
+use super::percentile;
+use crate::catalog;
+use crate::commands::out;
+use crate::progress::Terminal;
+
+/// Tokens that each sequence has before anything is measured.
+const WARM_TOKENS: usize = 32;
+
+/// Measure the time between tokens while a long prompt arrives
+///
+/// Several sequences decode together, first alone, then while a long prompt is computed beside them. Times are between
+/// the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its first token.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep bench interference
+  skep bench interference --prompt 2048 --decodes 8 --step-target-ms 20")]
+pub struct Args {
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path
+    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
+    model: String,
+    /// Threads [default: physical cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Tokens of the long prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
+    /// Sequences that decode
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    decodes: u16,
+    /// Tokens that each of them decodes alone
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    generate: u32,
+    /// The longest step in which a prompt is computed beside decodes [default: by what decodes take]
+    #[arg(long, value_name = "MS")]
+    step_target_ms: Option<u64>,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    decodes: u16,
+    prompt: u32,
+    alone: Gaps,
+    beside_the_prompt: Gaps,
+    prompt_first_token_ms: f64,
+}
+
+/// Between tokens.
+#[derive(Debug, Serialize)]
+struct Gaps {
+    count: usize,
+    p50_ms: f64,
+    p90_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let engine = tokio::task::block_in_place(|| start(&args))?;
+    let everything = args.prompt as usize + 1;
+    if everything > engine.info().context_length {
+        bail!(
+            "a prompt of {} tokens does not fit the context of {}",
+            args.prompt,
+            engine.info().context_length
+        );
+    }
+    let generate = args.generate as usize;
+    let alone = Decodes::start(&engine, args.decodes).await?;
+    let began = Instant::now();
+    alone.each_has(WARM_TOKENS + generate).await;
+    let alone = alone.stop(began, Instant::now()).await?;
+
+    let beside = Decodes::start(&engine, args.decodes).await?;
+    let arrived = Instant::now();
+    let mut long = engine.generate(request(&engine, 1000, args.prompt as usize, 1))?;
+    first_token(&mut long).await?;
+    let first_token_at = Instant::now();
+    let beside = beside.stop(arrived, first_token_at).await?;
+    let report = Report {
+        model: engine.info().name.clone(),
+        decodes: args.decodes,
+        prompt: args.prompt,
+        alone,
+        beside_the_prompt: beside,
+        prompt_first_token_ms: ms(first_token_at - arrived),
+    };
+    if args.json { out::json(&report) } else { for_people(&report) }
+}
+
+fn start(args: &Args) -> Result<Engine> {
+    let model = catalog::resolve(&args.model, &Terminal)?;
+    let options = ExecutorOptions { threads: args.threads, ..ExecutorOptions::default() };
+    let loaded = LoadedModel::open(&model.name, &model.path, options)
+        .with_context(|| format!("cannot load {}", model.path.display()))?;
+    let step_target = args.step_target_ms.map(Duration::from_millis);
+    Ok(Engine::start(loaded, EngineOptions { step_target, ..EngineOptions::default() })?)
+}
+
+/// Sequences that decode until they are stopped.
+struct Decodes {
+    tasks: JoinSet<Result<Vec<Instant>>>,
+    counts: Vec<Arc<AtomicUsize>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Decodes {
+    /// Starts them and waits until all are decoding.
+    async fn start(engine: &Engine, count: u16) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (mut tasks, mut counts) = (JoinSet::new(), Vec::new());
+        for number in 0..usize::from(count) {
+            let longest = engine.info().context_length - WARM_TOKENS;
+            let stream = engine.generate(request(engine, number, WARM_TOKENS, longest))?;
+            let tokens = Arc::new(AtomicUsize::new(0));
+            counts.push(tokens.clone());
+            tasks.spawn(times_of_tokens(stream, tokens, stop.clone()));
+        }
+        let decodes = Decodes { tasks, counts, stop };
+        decodes.each_has(WARM_TOKENS).await;
+        Ok(decodes)
+    }
+
+    async fn each_has(&self, tokens: usize) {
+        while self.counts.iter().any(|count| count.load(Relaxed) < tokens) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Ends them; gives the times between tokens, of those that came from `from` to `to`.
+    async fn stop(mut self, from: Instant, to: Instant) -> Result<Gaps> {
+        self.stop.store(true, Relaxed);
+        let mut gaps = Vec::new();
+        while let Some(ended) = self.tasks.join_next().await {
+            let times = ended.context("a sequence panicked")??;
+            let pairs = times.windows(2).filter(|pair| pair[1] >= from && pair[1] <= to);
+            gaps.extend(pairs.map(|pair| ms(pair[1] - pair[0])));
+        }
+        gaps.sort_by(f64::total_cmp);
+        let of = |share| percentile(&gaps, share);
+        Ok(Gaps { count: gaps.len(), p50_ms: of(0.5), p90_ms: of(0.9), p99_ms: of(0.99), max_ms: of(1.0) })
+    }
+}
+
+async fn times_of_tokens(
+    mut stream: TokenStream,
+    tokens: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) -> Result<Vec<Instant>> {
+    let mut times = Vec::new();
+    while !stop.load(Relaxed) {
+        match stream.next().await {
+            Some(Ok(TokenEvent::Token(_))) => {
+                times.push(Instant::now());
+                tokens.fetch_add(1, Relaxed);
+            }
+            Some(Ok(TokenEvent::Finished(_))) | None => {
+                bail!(
+                    "a sequence came to the end of its context\n  hint: measure fewer tokens or a shorter prompt"
+                )
+            }
+            Some(event) => drop(event?),
+        }
+    }
+    Ok(times)
+}
+
+async fn first_token(stream: &mut TokenStream) -> Result<()> {
+    while let Some(event) = stream.next().await {
+        if let TokenEvent::Token(_) = event? {
+            return Ok(());
+        }
+    }
+    bail!("the long prompt got no token")
+}
+
+/// A prompt that shares no page with another number's.
+fn request(engine: &Engine, number: usize, tokens: usize, max_tokens: usize) -> GenerateRequest {
+    let mixed = |position: usize| {
+        (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number as u64 * 7919) >> 20
+    };
+    let vocabulary = engine.info().vocabulary_size as u64;
+    let mut request =
+        GenerateRequest::new((0..tokens).map(|position| (mixed(position) % vocabulary) as u32).collect());
+    request.sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    request.max_tokens = Some(max_tokens);
+    request.ignore_eos = true;
+    request.affinity.session = Some(number.to_string());
+    request
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+fn for_people(report: &Report) -> Result<()> {
+    let Report { model, decodes, prompt, .. } = report;
+    out::line(&format!("{model}: between the tokens of {decodes} sequences"))?;
+    for (name, gaps) in [("alone", &report.alone), ("beside a prompt", &report.beside_the_prompt)] {
+        let Gaps { count, p50_ms, p90_ms, p99_ms, max_ms } = gaps;
+        out::line(&format!(
+            "  {name:<16} p50 {p50_ms:.1} ms   p90 {p90_ms:.1} ms   p99 {p99_ms:.1} ms   longest {max_ms:.1} ms   ({count})"
+        ))?;
+    }
+    out::line(&format!(
+        "  the prompt of {prompt} tokens got its first token after {:.0} ms",
+        report.prompt_first_token_ms
+    ))
+}
