@@ -16,7 +16,7 @@ use crate::models::transformer::{Rooms, Transformer};
 
 pub(super) struct Rank<C> {
     model: Arc<Transformer>,
-    rooms: Rooms,
+    pub(super) rooms: Rooms,
     pub(super) compute: Compute,
     kv: Vec<KvLayer>,
     pub(super) links: Links<C>,
@@ -76,10 +76,10 @@ pub(super) fn memory_plan(
     options: &ExecutorOptions,
     head_size: usize,
 ) -> Result<MemoryPlan, ModelError> {
-    let (row, widest) = model.row_values();
-    let rows = limits.max_batch_tokens.saturating_mul(row);
+    let widths = model.row_widths();
+    let rows = limits.max_batch_tokens.saturating_mul(widths.rooms);
     let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(model.partial_logits()));
-    let quantised = Activations::byte_len(limits.max_batch_tokens, widest);
+    let quantised = Activations::byte_len(limits.max_batch_tokens, widths.widest_input);
     let mut kv_bytes = 0u64;
     for heads in model.kv_heads() {
         let layer = KvLayer::byte_len(options.kv.format(), limits.page_count, heads, head_size)

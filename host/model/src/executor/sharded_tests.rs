@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence};
 use super::super::{CpuExecutor, ExecutorOptions};
 use super::*;
-use crate::batch::LogitsWanted;
+use crate::batch::{BatchSequence, LogitsWanted};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::Local;
 use crate::gguf::writer::quantised_llama;
+use crate::models::transformer::Transformer;
 
 fn divided(tensor_parallel: usize, pipeline_parallel: usize) -> ExecutorOptions {
     ExecutorOptions { tensor_parallel, pipeline_parallel, ..options(Isa::detect()) }
@@ -112,6 +113,48 @@ fn the_plan_is_the_sum_over_the_ranks() {
             assert_eq!(plan.kv_bytes, whole.kv_bytes * if tensor == 4 { 2 } else { 1 });
             assert!(plan.activation_bytes > whole.activation_bytes, "{plan}");
         }
+    }
+}
+
+#[test]
+fn the_largest_step_stays_within_the_plan() {
+    for (tensor, stages) in [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)] {
+        let options =
+            ExecutorOptions { max_batch_tokens: 96, max_logit_rows: 96, ..divided(tensor, stages) };
+        let weights = weights("qwen3-qknorm", &options);
+        let (_, links) = Local::connect(tensor, stages, options.rank_deadline);
+        let limits = limits(&weights.config, &options).unwrap();
+        let rank_options = RankOptions {
+            isa: Isa::detect(),
+            threads: 1,
+            kv: options.kv,
+            page_count: limits.page_count,
+            head_size: weights.config.head_size,
+        };
+        let batch = decode(&(0..96).collect::<Vec<u32>>());
+        let batch = Batch {
+            sequences: vec![BatchSequence { logits: LogitsWanted::All, ..batch.sequences[0].clone() }],
+        };
+        let leader = weights.parts.len() - tensor;
+        std::thread::scope(|scope| {
+            let start = |(number, (model, links)): (usize, (&Arc<Transformer>, Links<Local>))| {
+                let (batch, model) = (&batch, model.clone());
+                scope.spawn(move || {
+                    let mut rank = Rank::new(model.clone(), rank_options, links).unwrap();
+                    let mut logits = vec![0.0; 96 * 320];
+                    rank.step(batch, (number == leader).then_some(&mut logits[..])).unwrap();
+                    let plan = memory_plan(&model, &limits, &options, 24).unwrap();
+                    let used = 4 * rank.rooms.capacity() as u64;
+                    assert!(used <= plan.activation_bytes, "rank {number} uses {used}, planned {plan}");
+                    assert!(2 * used > plan.activation_bytes, "rank {number} uses only {used} of {plan}");
+                    rank
+                })
+            };
+            let threads: Vec<_> = weights.parts.iter().zip(links).enumerate().map(start).collect();
+            // No rank ends before all are done.
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            drop(ended);
+        });
     }
 }
 

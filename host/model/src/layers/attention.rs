@@ -5,7 +5,7 @@ use skep_kernels::kv::KvLayer;
 use skep_kernels::qkv::{HeadParams, rotate_and_store};
 use skep_kernels::rope::Pairing;
 
-use super::compute::{Compute, room};
+use super::compute::{Compute, RowWidths, room};
 use super::linear::Linear;
 use super::norm::RmsNorm;
 use crate::error::ModelError;
@@ -47,11 +47,17 @@ pub(crate) struct AttentionRoom {
     attended: Vec<f32>,
 }
 
+#[cfg(test)]
+impl AttentionRoom {
+    pub(crate) fn capacity(&self) -> usize {
+        self.qkv.capacity() + self.attended.capacity()
+    }
+}
+
 impl Attention {
-    /// Values that the rooms hold for each token, and the widest input.
-    pub(crate) fn widths(&self) -> (usize, usize) {
+    pub(crate) fn widths(&self) -> RowWidths {
         let attended = self.heads * self.head_size;
-        (self.qkv.width() + attended, attended)
+        RowWidths { rooms: self.qkv.width() + attended, widest_input: attended }
     }
 
     pub(crate) fn forward(

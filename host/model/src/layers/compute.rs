@@ -10,6 +10,15 @@ pub(crate) struct Compute {
     pub(crate) activations: Activations,
 }
 
+/// What a token of a step takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RowWidths {
+    /// Values that the rooms hold for it.
+    pub(crate) rooms: usize,
+    /// Values of the widest input of a projection.
+    pub(crate) widest_input: usize,
+}
+
 /// `length` values of `buffer`, which grows to the largest step and is then reused. Contents are unspecified.
 pub(crate) fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {

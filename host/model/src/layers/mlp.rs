@@ -3,7 +3,7 @@
 use skep_kernels::DType;
 use skep_kernels::swiglu::swiglu;
 
-use super::compute::{Compute, room};
+use super::compute::{Compute, RowWidths, room};
 use super::linear::Linear;
 use crate::error::ModelError;
 
@@ -20,16 +20,22 @@ pub(crate) struct MlpRoom {
     gated: Vec<f32>,
 }
 
+#[cfg(test)]
+impl MlpRoom {
+    pub(crate) fn capacity(&self) -> usize {
+        self.gate_up.capacity() + self.gated.capacity()
+    }
+}
+
 impl Mlp {
     /// `gate_up` computes the gate and the up projection side by side, of equal widths.
     pub(crate) fn new(gate_up: Linear, down: Linear) -> Self {
         Mlp { gate_up, down }
     }
 
-    /// Values that the rooms hold for each token, and the widest input.
-    pub(crate) fn widths(&self) -> (usize, usize) {
+    pub(crate) fn widths(&self) -> RowWidths {
         let both = self.gate_up.width();
-        (both + both / 2, both / 2)
+        RowWidths { rooms: both + both / 2, widest_input: both / 2 }
     }
 
     /// The formats of the weights.

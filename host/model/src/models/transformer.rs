@@ -14,7 +14,7 @@ use crate::communicator::{Communicator, Links};
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::layers::attention::{Attention, AttentionRoom, SequenceRows, StepLayout};
-use crate::layers::compute::{Compute, room};
+use crate::layers::compute::{Compute, RowWidths, room};
 use crate::layers::embedding::TokenTable;
 use crate::layers::mlp::{Mlp, MlpRoom};
 use crate::layers::norm::RmsNorm;
@@ -63,6 +63,16 @@ pub(crate) struct Rooms {
     logits: Vec<f32>,
     attention: AttentionRoom,
     mlp: MlpRoom,
+}
+
+#[cfg(test)]
+impl Rooms {
+    /// Values that there is memory for.
+    pub(crate) fn capacity(&self) -> usize {
+        let rows = [&self.hidden, &self.normed, &self.projected, &self.wanted, &self.logits];
+        let layers = self.attention.capacity() + self.mlp.capacity();
+        layers + rows.iter().map(|room| room.capacity()).sum::<usize>()
+    }
 }
 
 impl Transformer {
@@ -149,19 +159,19 @@ impl Transformer {
         self.blocks.iter().map(|block| block.attention.kv_heads)
     }
 
-    /// Values that the rooms hold for each token of a step, and the widest input of a projection.
-    pub(crate) fn row_values(&self) -> (usize, usize) {
-        let of = |block: &Block| {
+    /// What each token of a step takes.
+    pub(crate) fn row_widths(&self) -> RowWidths {
+        let mut widths = RowWidths { rooms: 0, widest_input: self.hidden_size };
+        for block in &self.blocks {
             let (attention, mlp) = (block.attention.widths(), block.mlp.widths());
-            (attention.0 + mlp.0, attention.1.max(mlp.1))
-        };
-        let (rooms, widest) =
-            self.blocks.iter().map(of).fold((0, 0), |(rooms, widest), block| {
-                (usize::max(rooms, block.0), usize::max(widest, block.1))
-            });
-        // Hidden, normed, projected and, in two parts, wanted rows, and the turns of the positions.
-        let shared = 5 * self.hidden_size + 2 * self.inverse_frequencies.len();
-        (rooms + shared, widest.max(self.hidden_size))
+            widths.rooms = widths.rooms.max(attention.rooms + mlp.rooms);
+            widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
+        }
+        // Hidden, normed, projected and, in two parts, wanted rows.
+        widths.rooms += 5 * self.hidden_size;
+        // The turns of the position.
+        widths.rooms += 2 * self.inverse_frequencies.len();
+        widths
     }
 
     /// Values of a row of logits; none come out of a stage that is not the last.
