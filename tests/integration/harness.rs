@@ -27,12 +27,19 @@ pub struct Host {
 impl Host {
     /// Starts a host whose data lives in `data`, or in memory.
     pub fn start(data: Option<&Path>) -> Host {
-        let options = ServerOptions {
+        Host::start_with(Host::options(data))
+    }
+
+    pub fn options(data: Option<&Path>) -> ServerOptions {
+        ServerOptions {
             listen: "127.0.0.1:0".parse().unwrap(),
             data: data.map_or(DataDir::InMemory, |path| DataDir::Path(path.to_owned())),
             model: model_path().to_str().unwrap().to_owned(),
             ..ServerOptions::default()
-        };
+        }
+    }
+
+    pub fn start_with(options: ServerOptions) -> Host {
         let (started_tx, started_rx) = std::sync::mpsc::channel::<SocketAddr>();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {

@@ -18,6 +18,8 @@ mod constraints;
 mod hostile;
 /// Cheap rules of the house.
 mod house;
+/// More requests than there is room for, and clients that go away.
+mod load;
 /// What `/metrics` says, against its documentation.
 mod metrics;
 /// The official Python client against our routes.

@@ -4,13 +4,14 @@ mod agents;
 mod engine;
 mod interference;
 mod invoke;
+mod load;
 mod routing;
 mod runtime;
 mod target;
 
 use anyhow::Result;
 
-/// Measure the engine, what calling an agent costs, and a server under agents' work
+/// Measure the engine, what calling an agent costs, and a server under agents' work and under load
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
@@ -19,6 +20,7 @@ pub enum Command {
     Agents(agents::Args),
     Interference(interference::Args),
     Routing(routing::Args),
+    Load(load::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -29,6 +31,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Agents(args) => agents::run(args).await,
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,
+        Command::Load(args) => load::run(args).await,
     }
 }
 

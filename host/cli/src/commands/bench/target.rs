@@ -1,13 +1,18 @@
 //! What a benchmark drives over HTTP: a host that it starts in this process, or any server by its address.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
+use skep_engine::EngineStats;
 
 use crate::catalog;
 use crate::client::ChatClient;
 use crate::progress::Terminal;
 use crate::server::{self, RunningServer, ServerOptions};
+
+/// What was cancelled ends at the engine's next step.
+const DRAIN: Duration = Duration::from_secs(30);
 
 /// Which server.
 #[derive(Debug, clap::Args)]
@@ -53,9 +58,17 @@ impl Target {
         Ok(Self { client, place: format!("{model} in this process"), model, here: Some(server) })
     }
 
-    pub async fn stop(self) {
-        if let Some(server) = self.here {
-            server.shutdown().await;
-        }
+    /// What the engine of a host in this process says now.
+    pub fn stats(&self) -> Option<EngineStats> {
+        self.here.as_ref().map(|server| server.host.models().default_engine().stats())
+    }
+
+    /// Stops a host in this process when all that runs has ended, and says what its engine said last.
+    pub async fn stop(self) -> Option<EngineStats> {
+        let server = self.here?;
+        let engine = server.host.models().default_engine().clone();
+        server.shutdown().await;
+        engine.drain(DRAIN).await;
+        Some(engine.stats())
     }
 }
