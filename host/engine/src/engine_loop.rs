@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::constraint::OutputConstraint;
 use crate::health::Health;
+use crate::mask_worker::MaskWorker;
 use crate::router::{LoadShare, ReplicaView};
 use crate::scheduler::{PlannedSequence, Scheduler, StepLimits};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
@@ -56,6 +57,7 @@ pub(crate) struct EngineLoop {
     scheduler: Scheduler,
     /// `None` where speculation is off.
     speculator: Option<Speculator>,
+    masks: MaskWorker,
     context: Arc<SequenceContext>,
     health: Arc<Health>,
     next_id: u64,
@@ -67,6 +69,7 @@ impl EngineLoop {
         executor: Box<dyn Executor>,
         limits: StepLimits,
         speculator: Option<Speculator>,
+        masks: MaskWorker,
         info: &ModelInfo,
         tokenizer: &Arc<Tokenizer>,
         view: &ReplicaView,
@@ -79,7 +82,7 @@ impl EngineLoop {
         let scheduler = Scheduler::new(limits, view);
         let context = Arc::new(context);
         let health = view.health.clone();
-        EngineLoop { executor, scheduler, speculator, context, health, next_id: 0, drains: Vec::new() }
+        EngineLoop { executor, scheduler, speculator, masks, context, health, next_id: 0, drains: Vec::new() }
     }
 
     /// Runs until all handles are gone.
@@ -170,7 +173,10 @@ impl EngineLoop {
         let batch = step::batch(&self.scheduler, &plan);
         self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
         let started = Instant::now();
-        if let Err(error) = guarded(|| self.executor.forward(&batch)) {
+        let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &plan));
+        let computed = guarded(|| self.executor.forward(&batch));
+        let masked = masks.join();
+        if let Err(error) = computed {
             tracing::error!(%error, sequences = plan.len(), "a step failed");
             let text = error.to_string();
             self.health.record_failed_step(&text);
@@ -179,7 +185,7 @@ impl EngineLoop {
             return;
         }
         self.health.record_step();
-        let uses = step::row_uses(&mut self.scheduler, plan, &batch);
+        let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
         let outputs = self.sample(&uses);
         let took = started.elapsed();
         self.scheduler.record_step_time(took);

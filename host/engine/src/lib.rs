@@ -20,6 +20,7 @@ mod handle;
 mod health;
 mod keyed_hash;
 mod kv;
+mod mask_worker;
 pub mod metric;
 mod model_set;
 mod replica;

@@ -12,6 +12,7 @@ use crate::engine_loop::{Command, EngineLoop, Submission};
 use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
+use crate::mask_worker::MaskWorker;
 use crate::router::{ReplicaLoad, ReplicaView};
 use crate::scheduler::StepLimits;
 use crate::speculation::Speculator;
@@ -51,14 +52,13 @@ impl Replica {
             page_count: limits.page_count,
         };
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
+        let masks = MaskWorker::start(&format!("{index}-{}", info.name)).map_err(unstartable)?;
         let speculator = Speculator::new(options.speculation);
-        let engine_loop = EngineLoop::new(executor, step, speculator, info, tokenizer, &view);
+        let engine_loop = EngineLoop::new(executor, step, speculator, masks, info, tokenizer, &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))
-            .map_err(|error| {
-                EngineError::Failed(format!("the engine's thread cannot be started: {error}"))
-            })?;
+            .map_err(unstartable)?;
         Ok(Replica { view, commands: Some(commands), thread: Some(thread) })
     }
 
@@ -109,4 +109,8 @@ impl Drop for Replica {
             let _ = thread.join();
         }
     }
+}
+
+fn unstartable(error: std::io::Error) -> EngineError {
+    EngineError::Failed(format!("the engine's threads cannot be started: {error}"))
 }

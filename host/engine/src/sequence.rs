@@ -45,7 +45,7 @@ pub(crate) struct Sequence {
     telemetry: RequestTelemetry,
     prompt_len: usize,
     max_tokens: usize,
-    constraint: Option<OutputConstraint>,
+    constraint: Constrained,
     text: Detokeniser,
     events: EventSender,
     /// Scores of the prompt so far, where they were asked for; the first entry is there from the start.
@@ -66,6 +66,14 @@ pub(crate) struct Sequence {
     pages_given_up: usize,
 }
 
+/// What must hold of the output.
+enum Constrained {
+    No,
+    By(Box<OutputConstraint>),
+    /// Its masks are being computed elsewhere. It comes back before anything is appended.
+    Lent,
+}
+
 impl Sequence {
     pub fn new(id: SequenceId, submission: Submission, context: &Arc<SequenceContext>) -> Self {
         let Submission { mut request, max_tokens, matcher, events, submitted, deadline, place, load } =
@@ -82,7 +90,7 @@ impl Sequence {
             context: context.clone(),
             telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
             max_tokens,
-            constraint: matcher,
+            constraint: matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher))),
             text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
             events,
             scores: request.prompt_logprobs.map(|_| vec![None]),
@@ -188,9 +196,23 @@ impl Sequence {
         std::mem::take(&mut self.pages)
     }
 
-    /// What must hold of the next tokens, where anything must.
-    pub fn constraint_mut(&mut self) -> Option<&mut OutputConstraint> {
-        self.constraint.as_mut()
+    pub fn is_constrained(&self) -> bool {
+        !matches!(self.constraint, Constrained::No)
+    }
+
+    /// Takes the constraint out, for as long as nothing is appended.
+    pub fn lend_constraint(&mut self) -> Option<Box<OutputConstraint>> {
+        match std::mem::replace(&mut self.constraint, Constrained::Lent) {
+            Constrained::By(constraint) => Some(constraint),
+            other => {
+                self.constraint = other;
+                None
+            }
+        }
+    }
+
+    pub fn return_constraint(&mut self, constraint: Box<OutputConstraint>) {
+        self.constraint = Constrained::By(constraint);
     }
 
     /// Whether tokens may be drafted behind the known ones. The first token never waits for that.
@@ -200,7 +222,11 @@ impl Sequence {
 
     /// The part of a proposal that can come true, of at most `limit` tokens and within the sequence's own limits.
     pub fn admissible(&self, proposal: &[u32], limit: usize) -> Draft {
-        let constraint = self.constraint.as_ref().map(OutputConstraint::fork);
+        let constraint = match &self.constraint {
+            Constrained::No => None,
+            Constrained::By(constraint) => Some(constraint.fork()),
+            Constrained::Lent => return Draft::default(),
+        };
         // One token is drawn behind the draft.
         let limit = limit.min(self.tokens_left().saturating_sub(1));
         Walk { constraint, ends: &self.context.eos, limit }.admit(proposal)
@@ -294,7 +320,8 @@ impl Sequence {
     }
 
     fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        let forced = self.constraint.as_mut().map(OutputConstraint::forced).unwrap_or_default();
+        let Constrained::By(constraint) = &mut self.constraint else { return Ok(None) };
+        let forced = constraint.forced();
         for id in forced {
             self.forced_tokens += 1;
             self.telemetry.record_tokens(TokenKind::Forced, 1);
@@ -317,15 +344,19 @@ impl Sequence {
             self.emit(Ok(TokenEvent::Token(Token { id, text: String::new(), forced, logprob })));
             return Ok(Some(FinishReason::Eos));
         }
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(id)?;
+        match &mut self.constraint {
+            Constrained::No => {}
+            Constrained::By(constraint) => constraint.accept(id)?,
+            Constrained::Lent => {
+                return Err(EngineError::Failed("the output constraint is lost".to_string()));
+            }
         }
         let delta = self.text.push(id);
         self.emit(Ok(TokenEvent::Token(Token { id, text: delta.text, forced, logprob })));
         if let Some(stop) = delta.stopped {
             return Ok(Some(FinishReason::Stop(stop)));
         }
-        if self.constraint.as_ref().is_some_and(OutputConstraint::is_done) {
+        if matches!(&self.constraint, Constrained::By(constraint) if constraint.is_done()) {
             return Ok(Some(FinishReason::ConstraintDone));
         }
         Ok((self.tokens_left() == 0).then_some(FinishReason::Length))

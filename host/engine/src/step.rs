@@ -4,10 +4,13 @@
 //! Invariant: a row behind a draft counts only if every token of the draft before it came true, so a sequence is told
 //! exactly the tokens that it would have been told one step at a time.
 
+use std::collections::HashMap;
+
 use skep_model::{Batch, BatchSequence, LogitRow, LogitsWanted, RowOutput, SampleRow, ScoreRow};
 
-use crate::constraint::{OutputConstraint, TokenMask};
+use crate::constraint::TokenMask;
 use crate::kv::pages_for;
+use crate::mask_worker::{MaskJob, Masked};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceId};
 use crate::speculation::{Draft, DraftToken};
@@ -83,16 +86,43 @@ pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
     Batch { sequences: sequences.collect() }
 }
 
-/// Says what each sequence's rows are for and computes the masks.
-pub(crate) fn row_uses(scheduler: &mut Scheduler, plan: Vec<PlannedSequence>, batch: &Batch) -> Vec<RowUse> {
+/// The masks that will be wanted, with the constraints that they come of.
+pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> Vec<MaskJob> {
+    let job = |planned: &PlannedSequence| {
+        let sequence = scheduler.sequence_mut(planned.id)?;
+        let (draws, banned) = (draws(sequence, planned.tokens), sequence.banned().to_vec());
+        let constraint = if draws { sequence.lend_constraint() } else { None };
+        Some(MaskJob { id: planned.id, constraint: constraint?, draft: planned.draft.clone(), banned })
+    };
+    plan.iter().filter_map(job).collect()
+}
+
+/// Gives the constraints back and says what each sequence's rows are for.
+pub(crate) fn row_uses(
+    scheduler: &mut Scheduler,
+    plan: Vec<PlannedSequence>,
+    batch: &Batch,
+    masked: Vec<Masked>,
+) -> Vec<RowUse> {
+    let mut masked: HashMap<SequenceId, Masked> =
+        masked.into_iter().map(|masked| (masked.id, masked)).collect();
     let mut first_row = 0;
     let mut uses = Vec::with_capacity(plan.len());
     for (planned, rows) in plan.into_iter().zip(&batch.sequences) {
         let Some(sequence) = scheduler.sequence_mut(planned.id) else { continue };
-        uses.push(RowUse::of(sequence, planned, rows, first_row));
+        let masks = masked.remove(&planned.id).map(|masked| {
+            masked.constraint.into_iter().for_each(|constraint| sequence.return_constraint(constraint));
+            masked.masks
+        });
+        uses.push(RowUse::of(sequence, planned, rows, first_row, masks));
         first_row += rows.logit_rows();
     }
     uses
+}
+
+/// Whether the next `tokens` tokens are all that is known of the sequence, so that another is drawn.
+fn draws(sequence: &Sequence, tokens: usize) -> bool {
+    tokens == sequence.pending() && !sequence.is_prefill_only()
 }
 
 impl RowUse {
@@ -101,6 +131,7 @@ impl RowUse {
         planned: PlannedSequence,
         rows: &BatchSequence,
         first_row: usize,
+        masks: Option<Result<Vec<TokenMask>, EngineError>>,
     ) -> RowUse {
         let PlannedSequence { id, tokens, draft } = planned;
         let end = rows.start + tokens;
@@ -120,7 +151,7 @@ impl RowUse {
         };
         let next = match end < sequence.tokens.len() {
             true => Next::Nothing,
-            false => next_of(sequence, &draft, first_row + rows.logit_rows()),
+            false => next_of(sequence, &draft, first_row + rows.logit_rows(), masks),
         };
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
@@ -203,50 +234,26 @@ fn append(
 
 /// What comes after the last known token and after each token of the draft, of which the last has the row before
 /// `end_row`.
-fn next_of(sequence: &mut Sequence, draft: &Draft, end_row: usize) -> Next {
+fn next_of(
+    sequence: &Sequence,
+    draft: &Draft,
+    end_row: usize,
+    masks: Option<Result<Vec<TokenMask>, EngineError>>,
+) -> Next {
     if sequence.is_prefill_only() {
         return Next::End(Ok(FinishReason::Length));
     }
     let first_drawn = end_row - 1 - draft.tokens.len();
     let drawn = (0..=draft.tokens.len()).filter(|after| draft.draws_after(*after));
-    let banned = sequence.banned().to_vec();
-    let masks = match sequence.constraint_mut().map(|constraint| masks(constraint, draft, &banned)) {
+    let masks: Vec<_> = match masks {
+        None if sequence.is_constrained() => {
+            return Next::End(Err(EngineError::Failed("the output constraint gave no mask".to_string())));
+        }
         None => drawn.map(|after| (after, None)).collect(),
         Some(Ok(masks)) if masks.is_empty() => return Next::End(Ok(FinishReason::ConstraintDone)),
-        Some(Ok(masks)) => drawn.zip(masks.into_iter().map(Some)).collect::<Vec<_>>(),
+        Some(Ok(masks)) => drawn.zip(masks.into_iter().map(Some)).collect(),
         Some(Err(error)) => return Next::End(Err(error)),
     };
-    Next::Draw(
-        masks.into_iter().map(|(after, mask)| DrawnRow { row: first_drawn + after, after, mask }).collect(),
-    )
-}
-
-/// The masks of a sequence's drawn rows in order, up to the first that leaves nothing to draw. Only a failure of the
-/// first row is one of the sequence: the others may never be reached.
-fn masks(
-    constraint: &mut OutputConstraint,
-    draft: &Draft,
-    banned: &[u32],
-) -> Result<Vec<TokenMask>, EngineError> {
-    let first = constraint.mask()?;
-    if !first.allows_other_than(banned) {
-        return Ok(Vec::new());
-    }
-    let mut masks = vec![first];
-    if draft.tokens.is_empty() {
-        return Ok(masks);
-    }
-    let mut ahead = constraint.fork();
-    for (at, token) in draft.tokens.iter().enumerate() {
-        if !ahead.try_accept(token.id) {
-            break;
-        }
-        if draft.draws_after(at + 1) {
-            match ahead.mask() {
-                Ok(mask) if mask.allows_other_than(banned) => masks.push(mask),
-                _ => break,
-            }
-        }
-    }
-    Ok(masks)
+    let rows = masks.into_iter();
+    Next::Draw(rows.map(|(after, mask)| DrawnRow { row: first_drawn + after, after, mask }).collect())
 }

@@ -22,6 +22,10 @@ pub(super) fn tokenizer() -> Tokenizer {
 /// An engine whose model says `scripts`, one for each generation. A text is followed by the end of turn, unless it is
 /// cut by a limit. Where a constraint forbids the next token, the model says the first token that it allows.
 pub(super) fn engine(template: ChatTemplate, scripts: &[&str]) -> Engine {
+    engine_with(template, scripts, EngineOptions::default())
+}
+
+pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: EngineOptions) -> Engine {
     let tokenizer = Arc::new(tokenizer());
     let encode = |text: &&str| {
         let mut tokens = tokenizer.encode(text, SpecialTokens::Literal).expect("scripts can be encoded");
@@ -49,7 +53,7 @@ pub(super) fn engine(template: ChatTemplate, scripts: &[&str]) -> Engine {
         template: Arc::new(template),
         executor: Box::new(executor),
     };
-    Engine::start(model, EngineOptions::default()).expect("the engine starts")
+    Engine::start(model, options).expect("the engine starts")
 }
 
 fn config() -> ModelConfig {

@@ -16,6 +16,8 @@ mod tool_parser;
 mod transcript;
 
 #[cfg(test)]
+mod drafted;
+#[cfg(test)]
 mod fixture;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};

@@ -1,0 +1,209 @@
+//! Token masks on a thread of their own, beside the forward pass.
+//!
+//! The mask of a row depends only on tokens that are known before the step is computed, so nobody has to wait for it.
+//! A job owns the state of its constraint and gives it back; a job that panics loses it, which fails its own sequence
+//! and no other. Nothing is sent for steps in which nothing is constrained.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use crate::EngineError;
+use crate::constraint::{OutputConstraint, TokenMask};
+use crate::sequence::SequenceId;
+use crate::speculation::Draft;
+
+/// The masks of one sequence's rows in a step.
+pub(crate) struct MaskJob {
+    pub id: SequenceId,
+    pub constraint: Box<OutputConstraint>,
+    pub draft: Draft,
+    /// Ids that are never drawn.
+    pub banned: Vec<u32>,
+}
+
+/// What came of a job.
+pub(crate) struct Masked {
+    pub id: SequenceId,
+    /// `None` if it was lost in a panic.
+    pub constraint: Option<Box<OutputConstraint>>,
+    /// Of the drawn rows in order, up to the first that leaves nothing to draw.
+    pub masks: Result<Vec<TokenMask>, EngineError>,
+}
+
+pub(crate) struct MaskWorker {
+    /// `None` only while dropping: closing the channel is what ends the thread.
+    jobs: Option<Sender<Vec<MaskJob>>>,
+    done: Receiver<Vec<Masked>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Masks that are being computed.
+#[must_use]
+pub(crate) enum Pending<'a> {
+    Nothing,
+    Sent(&'a MaskWorker),
+}
+
+impl MaskWorker {
+    pub fn start(name: &str) -> std::io::Result<Self> {
+        let (jobs, queue) = channel::<Vec<MaskJob>>();
+        let (results, done) = channel();
+        let work = move || {
+            for jobs in queue {
+                if results.send(jobs.into_iter().map(MaskJob::run).collect()).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("masks-{name}")).spawn(work)?;
+        Ok(MaskWorker { jobs: Some(jobs), done, thread: Some(thread) })
+    }
+
+    /// Starts on the jobs of one step. The results have to be taken before the next step.
+    pub fn begin(&self, jobs: Vec<MaskJob>) -> Pending<'_> {
+        if jobs.is_empty() {
+            return Pending::Nothing;
+        }
+        let sent = self.jobs.as_ref().is_some_and(|queue| queue.send(jobs).is_ok());
+        if sent { Pending::Sent(self) } else { Pending::Nothing }
+    }
+}
+
+impl Pending<'_> {
+    /// The results, once they are there, in the order of the jobs. Empty if the worker is gone.
+    pub fn join(self) -> Vec<Masked> {
+        match self {
+            Pending::Nothing => Vec::new(),
+            Pending::Sent(worker) => worker.done.recv().unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for MaskWorker {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // Jobs catch their own panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl MaskJob {
+    fn run(self) -> Masked {
+        self.run_with(masks)
+    }
+
+    fn run_with(
+        self,
+        masks: impl FnOnce(&mut OutputConstraint, &Draft, &[u32]) -> Result<Vec<TokenMask>, EngineError>,
+    ) -> Masked {
+        let MaskJob { id, mut constraint, draft, banned } = self;
+        let computed = catch_unwind(AssertUnwindSafe(move || {
+            let masks = masks(&mut constraint, &draft, &banned);
+            (constraint, masks)
+        }));
+        match computed {
+            Ok((constraint, masks)) => Masked { id, constraint: Some(constraint), masks },
+            Err(_) => {
+                let message = "the output constraint panicked".to_string();
+                Masked { id, constraint: None, masks: Err(EngineError::Failed(message)) }
+            }
+        }
+    }
+}
+
+/// The masks of the rows that draw behind the known tokens and behind the draft's. Only a failure of the first row is
+/// one of the sequence: the others may never be reached.
+fn masks(
+    constraint: &mut OutputConstraint,
+    draft: &Draft,
+    banned: &[u32],
+) -> Result<Vec<TokenMask>, EngineError> {
+    let first = constraint.mask()?;
+    if !first.allows_other_than(banned) {
+        return Ok(Vec::new());
+    }
+    let mut masks = vec![first];
+    if draft.tokens.is_empty() {
+        return Ok(masks);
+    }
+    let mut ahead = constraint.fork();
+    for (at, token) in draft.tokens.iter().enumerate() {
+        if !ahead.try_accept(token.id) {
+            break;
+        }
+        if draft.draws_after(at + 1) {
+            match ahead.mask() {
+                Ok(mask) if mask.allows_other_than(banned) => masks.push(mask),
+                _ => break,
+            }
+        }
+    }
+    Ok(masks)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Constraint;
+    use crate::constraint::ConstraintCompiler;
+    use crate::speculation::DraftToken;
+    use crate::tests::fixture::{EOS, byte_tokenizer};
+
+    fn job(id: u64, pattern: &str, draft: &str) -> MaskJob {
+        let compiler = ConstraintCompiler::new(&Arc::new(byte_tokenizer()), 320, &[EOS]).unwrap();
+        let constraint = compiler.compile(&Constraint::Regex(pattern.to_string())).unwrap();
+        let tokens = draft.bytes().map(|id| DraftToken { id: u32::from(id), forced: false }).collect();
+        MaskJob {
+            id: SequenceId(id),
+            constraint: Box::new(constraint),
+            draft: Draft { tokens },
+            banned: vec![EOS],
+        }
+    }
+
+    fn letters(masked: &Masked) -> Vec<String> {
+        let allowed = |mask: &TokenMask, id: u8| mask.words()[id as usize / 32] >> (id % 32) & 1 == 1;
+        let masks = masked.masks.as_ref().unwrap().iter();
+        masks.map(|mask| (b'a'..=b'z').filter(|id| allowed(mask, *id)).map(char::from).collect()).collect()
+    }
+
+    #[test]
+    fn each_row_has_the_mask_behind_its_part_of_the_draft() {
+        let worker = MaskWorker::start("test").unwrap();
+        for _step in 0..2 {
+            let jobs = vec![job(1, "[ab][cd][ef]g*", "adf"), job(2, "[xy]*", ""), job(3, "[pq]{2}", "pz")];
+            let masked = worker.begin(jobs).join();
+            assert_eq!(masked.iter().map(|masked| masked.id.0).collect::<Vec<_>>(), [1, 2, 3]);
+            assert_eq!(letters(&masked[0]), ["ab", "cd", "ef", "g"]);
+            assert_eq!(letters(&masked[1]), ["xy"]);
+            // What cannot come true has no row behind it.
+            assert_eq!(letters(&masked[2]), ["pq", "pq"]);
+            assert!(masked.iter().all(|masked| masked.constraint.is_some()));
+        }
+    }
+
+    #[test]
+    fn a_constraint_comes_back_as_it_was() {
+        let mut constraint = job(1, "[ab][cd][ef]g*", "adf").run().constraint.unwrap();
+        assert!(!constraint.try_accept(u32::from(b'c')));
+        assert!(constraint.try_accept(u32::from(b'a')) && constraint.try_accept(u32::from(b'd')));
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_of_its_own_job() {
+        let masked = job(1, "[ab]*", "").run_with(|_, _, _| panic!("a defect in the grammar"));
+        assert!(masked.constraint.is_none());
+        assert!(masked.masks.is_err_and(|error| error.to_string().contains("panicked")));
+    }
+
+    #[test]
+    fn nothing_is_sent_for_no_jobs() {
+        let worker = MaskWorker::start("test").unwrap();
+        assert!(matches!(worker.begin(Vec::new()), Pending::Nothing));
+    }
+}
