@@ -90,9 +90,10 @@ impl Speculator {
         if draft.tokens.is_empty() {
             return draft;
         }
-        let history = self.histories.entry(sequence.id).or_insert_with(|| self.pace.new_history());
+        let pace = &mut self.pace;
+        let history = self.histories.entry(sequence.id).or_insert_with(|| pace.new_history());
         if self.limits.adaptive {
-            draft.tokens.truncate(self.pace.worth(&draft, history, load));
+            draft.tokens.truncate(pace.worth(&draft, history, load));
         }
         load.rows += draft.tokens.len();
         load.tokens += history.expected(&draft.tokens);
