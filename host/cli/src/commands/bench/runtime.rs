@@ -127,7 +127,8 @@ pub async fn run(args: Args) -> Result<()> {
             let many = start("many", args.sessions as usize + FEW_SESSIONS).await?;
             deploy(&many, &component).await?;
             Some(Memory {
-                instance_bytes: memory_of_instances(&host).await?,
+                // Of places that no instance had before.
+                instance_bytes: memory_of_instances(&many).await?,
                 hibernated_session_bytes: memory_of_sessions(&host, args.sessions).await?,
                 idle_session_bytes: memory_of_sessions(&many, args.sessions).await?,
             })
