@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use crate::cpu::attention::{AttendRows, MAX_ROWS, Partial, QueryRow};
 use crate::cpu::dispatch;
-use crate::cpu::kv::{KvF16, KvF32};
+use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
@@ -174,6 +174,7 @@ unsafe fn run_task(
 ) {
     let key_head = kv.head_size() * PAGE_TOKENS;
     let value_head = kv.value_stride * PAGE_TOKENS;
+    let (key_scales, value_scales) = kv.scales(task.kv_head * PAGE_TOKENS);
     macro_rules! attend {
         ($format:ty, $element:ty) => {{
             // SAFETY: the head is inside the pool's first page.
@@ -193,6 +194,9 @@ unsafe fn run_task(
                 key_page: kv.kv_heads() * key_head,
                 values,
                 value_page: kv.kv_heads() * value_head,
+                key_scales,
+                value_scales,
+                scale_page: kv.kv_heads() * PAGE_TOKENS,
                 pages: task.pages,
                 from: task.from,
                 to: task.to,
@@ -206,6 +210,7 @@ unsafe fn run_task(
     match kv.format {
         KvFormat::F32 => attend!(KvF32, f32),
         KvFormat::F16 => attend!(KvF16, u16),
+        KvFormat::I8 => attend!(KvI8, i8),
     }
 }
 

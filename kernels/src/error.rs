@@ -17,6 +17,8 @@ pub enum KernelError {
     TooLarge { op: &'static str, what: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]
     OutOfMemory { bytes: usize },
+    #[error("a thread cannot be kept on CPU {cpu}: {reason}; leave threads unpinned")]
+    Pinning { cpu: usize, reason: String },
     #[error("could not start a worker thread: {reason}")]
     Thread { reason: String },
 }

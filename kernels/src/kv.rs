@@ -6,7 +6,7 @@
 
 use crate::buffer::AlignedBytes;
 use crate::cpu::dispatch;
-use crate::cpu::kv::{KvF16, KvF32, MAX_HEAD, StoreHead};
+use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead};
 use crate::error::product;
 use crate::{Isa, KernelError};
 
@@ -20,6 +20,8 @@ pub const MAX_HEAD_SIZE: usize = MAX_HEAD;
 pub enum KvFormat {
     F32,
     F16,
+    /// 8 bits, with a scale of each head of each token for its key and one for its value.
+    I8,
 }
 
 /// The keys and values of one layer.
@@ -31,6 +33,9 @@ pub struct KvLayer {
     pub(crate) value_stride: usize,
     pub(crate) keys: AlignedBytes,
     pub(crate) values: AlignedBytes,
+    /// Scales of the keys and of the values, `[page][kv head][16 tokens]`, of formats that have them.
+    key_scales: AlignedBytes,
+    value_scales: AlignedBytes,
 }
 
 impl KvFormat {
@@ -38,6 +43,15 @@ impl KvFormat {
         match self {
             KvFormat::F32 => 4,
             KvFormat::F16 => 2,
+            KvFormat::I8 => 1,
+        }
+    }
+
+    /// Bytes of the scales of one head's keys, or values, in a page.
+    fn scale_bytes(self) -> usize {
+        match self {
+            KvFormat::F32 | KvFormat::F16 => 0,
+            KvFormat::I8 => PAGE_TOKENS * size_of::<f32>(),
         }
     }
 }
@@ -62,6 +76,7 @@ impl KvLayer {
         let value_stride = head_size.next_multiple_of(16);
         let pages = product(OP, "the pool", &[page_count, kv_heads, PAGE_TOKENS, size])?;
         let bytes = |width| product(OP, "the pool", &[pages, width]);
+        let scales = product(OP, "the pool", &[page_count, kv_heads, format.scale_bytes()])?;
         Ok(KvLayer {
             format,
             page_count,
@@ -70,15 +85,16 @@ impl KvLayer {
             value_stride,
             keys: AlignedBytes::zeroed(bytes(head_size)?)?,
             values: AlignedBytes::zeroed(bytes(value_stride)?)?,
+            key_scales: AlignedBytes::zeroed(scales)?,
+            value_scales: AlignedBytes::zeroed(scales)?,
         })
     }
 
     /// Bytes that a layer of this shape takes, if they can be counted.
     pub fn byte_len(format: KvFormat, page_count: usize, kv_heads: usize, head_size: usize) -> Option<usize> {
-        page_count
-            .checked_mul(kv_heads)?
-            .checked_mul(PAGE_TOKENS * format.element_bytes())?
-            .checked_mul(head_size.checked_add(head_size.checked_next_multiple_of(16)?)?)
+        let widths = head_size.checked_add(head_size.checked_next_multiple_of(16)?)?;
+        let head = widths.checked_mul(PAGE_TOKENS * format.element_bytes())?;
+        page_count.checked_mul(kv_heads)?.checked_mul(head.checked_add(2 * format.scale_bytes())?)
     }
 
     pub fn kv_heads(&self) -> usize {
@@ -113,21 +129,33 @@ impl KvLayer {
             let place = page as usize * self.kv_heads + head;
             let key_at = place * self.head_size * PAGE_TOKENS + slot;
             let value_at = (place * PAGE_TOKENS + slot) * self.value_stride;
+            let scale_at = place * PAGE_TOKENS + slot;
             macro_rules! store {
                 ($format:ty, $element:ty) => {{
                     // SAFETY: the place is inside the pool, by the caller's promise.
                     unsafe {
                         let keys = self.keys.as_ptr().cast_mut().cast::<$element>().add(key_at);
                         let values = self.values.as_ptr().cast_mut().cast::<$element>().add(value_at);
-                        dispatch(isa, StoreHead::<$format> { key, value, keys, values })
+                        let (key_scale, value_scale) = self.scales(scale_at);
+                        dispatch(
+                            isa,
+                            StoreHead::<$format> { key, value, keys, values, key_scale, value_scale },
+                        )
                     }
                 }};
             }
             match self.format {
                 KvFormat::F32 => store!(KvF32, f32),
                 KvFormat::F16 => store!(KvF16, u16),
+                KvFormat::I8 => store!(KvI8, i8),
             }
         }
+    }
+
+    /// Where the scales of keys and of values are, `at` scales from the first. Formats without scales have none there.
+    pub(crate) fn scales(&self, at: usize) -> (*mut f32, *mut f32) {
+        let start = |scales: &AlignedBytes| scales.as_ptr().cast_mut().cast::<f32>().wrapping_add(at);
+        (start(&self.key_scales), start(&self.value_scales))
     }
 }
 

@@ -3,6 +3,8 @@
 //! Invariant: every public operation checks its shapes and returns a [`KernelError`]; nothing here panics on bad input.
 //! This is the only crate with `unsafe` and SIMD. It knows nothing of models, files, sequences or requests.
 
+pub mod affinity;
+pub mod arithmetic;
 pub mod attention;
 pub mod bandwidth;
 pub mod buffer;

@@ -10,6 +10,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::KernelError;
+use crate::affinity::pin_this_thread;
 
 /// How long a worker looks for more work before it parks.
 const SPIN: Duration = Duration::from_micros(100);
@@ -59,8 +60,24 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl WorkerPool {
-    /// Starts `threads - 1` workers.
+    /// Starts `threads - 1` workers, which the system places.
     pub fn new(threads: usize) -> Result<Self, KernelError> {
+        Self::start(threads, &[])
+    }
+
+    /// Starts workers that stay on a CPU each: those of [`crate::affinity::cpus`] after the `first`-th, which is left to
+    /// the thread that calls `run`. That one is not the pool's to pin: threads that it starts would stay there too.
+    pub fn pinned(threads: usize, first: usize) -> Result<Self, KernelError> {
+        let cpus = crate::affinity::cpus();
+        if threads > cpus.len() {
+            let reason = format!("{threads} threads need a CPU each, and there are {}", cpus.len());
+            return Err(KernelError::Pinning { cpu: cpus.len(), reason });
+        }
+        let own: Vec<usize> = cpus.into_iter().cycle().skip(first).skip(1).take(threads - 1).collect();
+        Self::start(threads, &own)
+    }
+
+    fn start(threads: usize, cpus: &[usize]) -> Result<Self, KernelError> {
         let threads = threads.clamp(1, MAX_THREADS);
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
@@ -70,6 +87,7 @@ impl WorkerPool {
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
+        let (pinned, pins) = std::sync::mpsc::channel();
         let mut pool = WorkerPool {
             shared: shared.clone(),
             workers: Vec::new(),
@@ -79,13 +97,20 @@ impl WorkerPool {
         };
         for index in 0..threads - 1 {
             let shared = shared.clone();
+            let (cpu, pinned) = (cpus.get(index).copied(), pinned.clone());
+            let work = move || {
+                // Whoever started the pool waits for every answer.
+                let _ = pinned.send(cpu.map_or(Ok(()), pin_this_thread));
+                shared.work(index);
+            };
             let worker = std::thread::Builder::new()
                 .name(format!("skep-kernel-{}", index + 1))
-                .spawn(move || shared.work(index))
+                .spawn(work)
                 .map_err(|error| KernelError::Thread { reason: error.to_string() })?;
             pool.wake.push(worker.thread().clone());
             pool.workers.push(worker);
         }
+        pins.iter().take(pool.workers.len()).collect::<Result<(), _>>()?;
         Ok(pool)
     }
 
@@ -268,6 +293,32 @@ mod tests {
             });
             assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pinned_workers_run_on_one_cpu_each_and_each_on_its_own() {
+        use crate::affinity::{cpus, of_this_thread};
+        let all = cpus();
+        let pool = WorkerPool::pinned(all.len(), 1).unwrap();
+        // Every thread waits for all others inside its task, so that none runs two.
+        let all_inside = std::sync::Barrier::new(all.len());
+        let seen = Mutex::new(Vec::new());
+        pool.run(all.len(), |_| {
+            all_inside.wait();
+            seen.lock().unwrap().push((std::thread::current().id(), of_this_thread()));
+        });
+        let seen = seen.into_inner().unwrap();
+        let caller = std::thread::current().id();
+        let mut workers: Vec<Vec<usize>> =
+            seen.into_iter().filter(|(thread, _)| *thread != caller).map(|(_, cpus)| cpus).collect();
+        workers.sort();
+        let mut expected: Vec<Vec<usize>> =
+            all.iter().cycle().skip(2).take(all.len() - 1).map(|cpu| vec![*cpu]).collect();
+        expected.sort();
+        assert_eq!(workers, expected);
+        assert_eq!(cpus(), all, "the caller stays free");
+        assert!(WorkerPool::pinned(all.len() + 1, 0).is_err(), "more threads than CPUs");
     }
 
     #[test]

@@ -26,9 +26,11 @@ fn expected_head(head: &[f32], norm: Option<Norm<'_>>, angles: &[f64], pairing: 
     values
 }
 
-/// A stored value; `index` counts values.
-fn stored(kv: &KvLayer, bytes: &[u8], index: usize) -> f64 {
+/// A stored value; `index` counts values, `scale` is where the scale of its head and token is.
+fn stored(kv: &KvLayer, bytes: &[u8], index: usize, scale: *const f32) -> f64 {
     match kv.format {
+        // SAFETY: the scale is one of the layer's, and nobody writes it.
+        KvFormat::I8 => f64::from(bytes[index] as i8) * f64::from(unsafe { *scale }),
         KvFormat::F32 => f64::from(f32::from_ne_bytes(bytes[index * 4..][..4].try_into().unwrap())),
         KvFormat::F16 => half::f16::from_ne_bytes(bytes[index * 2..][..2].try_into().unwrap()).to_f64(),
     }
@@ -80,6 +82,8 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
     let params = HeadParams { heads, pairing, norms };
     rotate_and_store(&pool, isa, params, &mut rows, &table, &sequences, &mut kv).unwrap();
 
+    // Of values below 1; rotated and normalised ones are below 3.
+    let rounding = if format == KvFormat::I8 { 1.0 / 127.0 } else { 1e-3 };
     for (sequence, pages) in sequences.iter().zip(&pages) {
         for token in 0..sequence.tokens {
             let (row, position) = (sequence.row + token, sequence.start + token);
@@ -89,12 +93,13 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                 let found = &rows[column..][..size];
                 let kv_head = head.saturating_sub(heads) % kv_heads;
                 let place = pages[position / 16] as usize * kv_heads + kv_head;
+                let scales = kv.scales(place * 16 + position % 16);
                 if head >= heads + kv_heads {
                     assert_eq!(found, &input[column..][..size], "values stay as they are");
                     for (d, value) in found.iter().enumerate() {
                         let at = (place * 16 + position % 16) * kv.value_stride + d;
-                        let kept = stored(&kv, kv.values.as_slice(), at);
-                        assert!((kept - f64::from(*value)).abs() < 1e-3, "{isa} {format:?}");
+                        let kept = stored(&kv, kv.values.as_slice(), at, scales.1);
+                        assert!((kept - f64::from(*value)).abs() < rounding, "{isa} {format:?}");
                     }
                     continue;
                 }
@@ -104,8 +109,12 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error < 1e-5, "{isa} {pairing:?} position {position} head {head}: {error}");
                     if head >= heads {
-                        let kept = stored(&kv, kv.keys.as_slice(), (place * size + d) * 16 + position % 16);
-                        assert!((kept - expected).abs() < 3e-3, "{isa} {format:?}: {kept} for {expected}");
+                        let at = (place * size + d) * 16 + position % 16;
+                        let kept = stored(&kv, kv.keys.as_slice(), at, scales.0);
+                        assert!(
+                            (kept - expected).abs() < 3.0 * rounding,
+                            "{isa} {format:?}: {kept} for {expected}"
+                        );
                     }
                 }
             }
@@ -128,7 +137,7 @@ fn heads_are_normalised_rotated_and_stored_in_every_tier_and_format() {
         Case { heads: 2, kv_heads: 1, head_size: 128, normed: true, sequences: vec![(16, 70), (7, 40)] },
     ];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in [KvFormat::F32, KvFormat::F16] {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
             for pairing in [Pairing::Halves, Pairing::Interleaved] {
                 cases.iter().for_each(|case| check_case(&mut random, isa, format, pairing, case));
             }
@@ -140,7 +149,7 @@ fn heads_are_normalised_rotated_and_stored_in_every_tier_and_format() {
 fn other_slots_of_a_page_stay_and_what_is_not_finite_is_not_stored() {
     let pool = WorkerPool::new(1).unwrap();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
-        for format in [KvFormat::F32, KvFormat::F16] {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
             let mut kv = KvLayer::new(format, 1, 1, 20).unwrap();
             let mut put = |start: usize, value: f32| {
                 let params = HeadParams { heads: 1, pairing: Pairing::Halves, norms: None };
@@ -148,13 +157,17 @@ fn other_slots_of_a_page_stay_and_what_is_not_finite_is_not_stored() {
                 let table = [[1.0; 10], [0.0; 10]].concat();
                 rotate_and_store(&pool, isa, params, &mut [value; 60], &table, &[sequence], &mut kv).unwrap();
             };
-            put(3, 2.5);
+            put(3, 127.0);
             put(4, f32::NAN);
             put(5, f32::NEG_INFINITY);
             for d in 0..20 {
-                let key = |slot: usize| stored(&kv, kv.keys.as_slice(), d * 16 + slot);
-                let value = |slot: usize| stored(&kv, kv.values.as_slice(), slot * 32 + d);
-                assert_eq!((key(3), value(3), key(2), value(6)), (2.5, 2.5, 0.0, 0.0), "{isa} {format:?}");
+                let key = |slot: usize| stored(&kv, kv.keys.as_slice(), d * 16 + slot, kv.scales(slot).0);
+                let value = |slot: usize| stored(&kv, kv.values.as_slice(), slot * 32 + d, kv.scales(slot).1);
+                assert_eq!(
+                    (key(3), value(3), key(2), value(6)),
+                    (127.0, 127.0, 0.0, 0.0),
+                    "{isa} {format:?}"
+                );
                 assert!(
                     [key(4), value(4), key(5), value(5)].iter().all(|x| x.is_finite()),
                     "{isa} {format:?}"

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
-use skep_model::KvDtype;
+use skep_model::{KvDtype, Placement};
 use skep_runtime::{Limits, LimitsToml};
 use skep_store::Durability;
 
@@ -62,6 +62,10 @@ pub struct EngineConfig {
     /// Tokens that the KV cache of each replica holds, over all sequences.
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
+    /// Instructions to compute with: portable, avx2 or avx512.
+    pub isa: Option<String>,
+    /// Whether each thread of the model's computation stays on a CPU of its own.
+    pub pin_threads: Option<bool>,
     pub default_deadline_s: Option<u64>,
     pub speculation: Option<SpeculationConfig>,
     /// Ranks that share each layer.
@@ -85,6 +89,7 @@ pub enum RoutingConfig {
 pub enum KvConfig {
     F16,
     F32,
+    I8,
 }
 
 /// Whether the engine guesses ahead, and from what.
@@ -174,6 +179,13 @@ impl Config {
         set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
         set(&mut options.engine.speculation, &engine.speculation.map(Speculation::from));
         set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
+        if let Some(isa) = &engine.isa {
+            let isa = isa.parse().map_err(|problem| anyhow::anyhow!("[engine] isa: {problem}"))?;
+            options.executor.isa = Some(isa);
+        }
+        if engine.pin_threads == Some(true) {
+            options.executor.placement = Placement::Pinned(0);
+        }
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
         set(&mut options.runtime.max_session_bytes, &self.runtime.max_session_bytes);
@@ -207,6 +219,7 @@ impl From<KvConfig> for KvDtype {
         match kv {
             KvConfig::F16 => KvDtype::F16,
             KvConfig::F32 => KvDtype::F32,
+            KvConfig::I8 => KvDtype::I8,
         }
     }
 }
@@ -245,6 +258,7 @@ fn nearest_field(message: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skep_kernels::Isa;
 
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
@@ -275,6 +289,22 @@ mod tests {
         Config::parse(text).expect("valid").apply(&mut options).expect("in range");
         assert_eq!((options.executor.tensor_parallel, options.executor.pipeline_parallel), (3, 2));
         assert_eq!(options.executor.rank_deadline, Duration::from_secs(40));
+    }
+
+    #[test]
+    fn how_a_model_is_computed_can_be_set() {
+        let apply = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).expect("valid").apply(&mut options).map(|()| options.executor)
+        };
+        let executor =
+            apply("[engine]\nkv = \"i8\"\nisa = \"portable\"\npin_threads = true\n").expect("known");
+        assert_eq!(
+            (executor.kv, executor.isa, executor.placement),
+            (KvDtype::I8, Some(Isa::Portable), Placement::Pinned(0))
+        );
+        let error = apply("[engine]\nisa = \"sse9\"\n").expect_err("unknown").to_string();
+        assert!(error.contains("sse9") && error.contains("avx2"), "{error}");
     }
 
     #[test]

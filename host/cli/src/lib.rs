@@ -10,6 +10,7 @@ pub mod agent_source;
 pub mod catalog;
 pub mod client;
 pub mod commands;
+pub mod compute_flags;
 pub mod config;
 pub mod embedded;
 pub mod failure;

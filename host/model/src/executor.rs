@@ -16,6 +16,9 @@ mod threads;
 
 use std::time::Duration;
 
+use std::fmt;
+use std::str::FromStr;
+
 use skep_kernels::Isa;
 
 use crate::batch::Batch;
@@ -60,6 +63,38 @@ pub struct ExecutorLimits {
 pub enum KvDtype {
     F32,
     F16,
+    /// Half the bytes of `F16`, with a scale for each head of each token.
+    I8,
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::I8 => "i8",
+        })
+    }
+}
+
+impl FromStr for KvDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [KvDtype::F32, KvDtype::F16, KvDtype::I8]
+            .into_iter()
+            .find(|kv| kv.to_string() == text)
+            .ok_or_else(|| format!("unknown format of keys and values {text:?}; one of f16, f32, i8"))
+    }
+}
+
+/// Where the threads of an executor run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Where the system puts them.
+    Free,
+    /// Each worker stays on a CPU of its own, among those after the n-th of this process.
+    Pinned(usize),
 }
 
 /// How to load a model.
@@ -69,6 +104,8 @@ pub struct ExecutorOptions {
     pub threads: Option<usize>,
     /// `None`: the fastest that the machine supports.
     pub isa: Option<Isa>,
+    /// Where threads run. A model that is loaded for several executors gives each its own CPUs.
+    pub placement: Placement,
     pub kv: KvDtype,
     /// Tokens that the KV pool holds, rounded up to whole pages.
     pub kv_tokens: usize,
@@ -88,6 +125,7 @@ impl Default for ExecutorOptions {
         ExecutorOptions {
             threads: None,
             isa: None,
+            placement: Placement::Free,
             kv: KvDtype::F16,
             kv_tokens: 32768,
             max_batch_tokens: 512,

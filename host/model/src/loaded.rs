@@ -42,15 +42,18 @@ impl LoadedModel {
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
         let weights = ModelWeights::load(&checkpoint, &options)?;
         let threads = options.threads.unwrap_or_else(physical_cores);
+        let mut placement = options.placement;
         (0..replicas.get())
             .map(|replica| {
-                let threads = Some(share_of(threads, replica, replicas.get()));
+                let threads = share_of(threads, replica, replicas.get());
+                let options = ExecutorOptions { threads: Some(threads), placement, ..options };
+                placement = placement.after(threads);
                 Ok(LoadedModel {
                     name: name.to_owned(),
                     config: checkpoint.config().clone(),
                     tokenizer: tokenizer.clone(),
                     template: template.clone(),
-                    executor: weights.executor(ExecutorOptions { threads, ..options })?,
+                    executor: weights.executor(options)?,
                 })
             })
             .collect()

@@ -42,6 +42,10 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub key_page: usize,
     pub values: *const Kv::Element,
     pub value_page: usize,
+    /// Scales of a scaled format: base of this KV head, and scales between pages.
+    pub key_scales: *const f32,
+    pub value_scales: *const f32,
+    pub scale_page: usize,
     pub pages: &'a [u32],
     /// Positions to look at, from a page boundary.
     pub from: usize,
@@ -109,6 +113,9 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                         &mut self.partial.total[r],
                     );
                 }
+                if Kv::SCALED {
+                    self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
+                }
                 self.gather_values::<S, R>(&scores, at / PAGE, pages, &shrink);
                 at += SPAN * PAGE;
             }
@@ -135,8 +142,36 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                     *sum = S::fma(key, S::splat(*query.as_ptr().add(d * R + r)), *sum);
                 }
             }
+            if Kv::SCALED {
+                let scales = S::load(self.key_scales.add(self.pages[page] as usize * self.scale_page));
+                sums.iter_mut().for_each(|sum| *sum = S::mul(*sum, scales));
+            }
             for (row, sum) in scores.iter_mut().zip(sums) {
                 S::store(row.as_mut_ptr().add(slot * PAGE), sum);
+            }
+        }
+    }
+
+    /// Values are worth their scale times what is stored.
+    ///
+    /// # Safety
+    /// As `attend`.
+    #[inline(always)]
+    unsafe fn scale_weights<S: Simd, const R: usize>(
+        &self,
+        weights: &mut [[f32; SPAN * PAGE]; R],
+        first_page: usize,
+        pages: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for p in 0..pages {
+                let page = self.pages[first_page + p] as usize;
+                let scales = S::load(self.value_scales.add(page * self.scale_page));
+                for row in weights.iter_mut() {
+                    let at = row.as_mut_ptr().add(p * PAGE);
+                    S::store(at, S::mul(S::load(at), scales));
+                }
             }
         }
     }

@@ -16,6 +16,8 @@ pub(crate) trait KvFormat: Copy {
     type Element: Copy + Default;
     /// The largest magnitude that can be stored.
     const LIMIT: f32;
+    /// Whether each head of each token has a scale, by which what was stored is multiplied.
+    const SCALED: bool;
 
     /// # Safety
     /// 16 values at `from`; inside a dispatched kernel.
@@ -30,10 +32,13 @@ pub(crate) trait KvFormat: Copy {
 pub(crate) struct KvF32;
 #[derive(Clone, Copy)]
 pub(crate) struct KvF16;
+#[derive(Clone, Copy)]
+pub(crate) struct KvI8;
 
 impl KvFormat for KvF32 {
     type Element = f32;
     const LIMIT: f32 = f32::MAX;
+    const SCALED: bool = false;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const f32) -> S::F {
@@ -51,6 +56,7 @@ impl KvFormat for KvF32 {
 impl KvFormat for KvF16 {
     type Element = u16;
     const LIMIT: f32 = 65504.0;
+    const SCALED: bool = false;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S::F {
@@ -65,6 +71,24 @@ impl KvFormat for KvF16 {
     }
 }
 
+impl KvFormat for KvI8 {
+    type Element = i8;
+    const LIMIT: f32 = 127.0;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const i8) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_i8(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: *mut i8, values: S::F) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_i8(to, values) }
+    }
+}
+
 /// Stores one head's key and value of one position.
 pub(crate) struct StoreHead<'a, Kv: KvFormat> {
     /// At most `MAX_HEAD` values each.
@@ -74,6 +98,9 @@ pub(crate) struct StoreHead<'a, Kv: KvFormat> {
     pub keys: *mut Kv::Element,
     /// Side by side, up to a multiple of 16.
     pub values: *mut Kv::Element,
+    /// Written only if the format is scaled.
+    pub key_scale: *mut f32,
+    pub value_scale: *mut f32,
 }
 
 impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
@@ -81,26 +108,45 @@ impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: `keys` and `values` have room for the head, by the caller's promise; the arrays have 16 values.
+        // SAFETY: there is room for the head and its scales, by the caller's promise; the array has 16 values.
         unsafe {
+            let (key_factor, value_factor) = match Kv::SCALED {
+                true => (scale(self.key, self.key_scale), scale(self.value, self.value_scale)),
+                false => (1.0, 1.0),
+            };
             for at in (0..self.key.len()).step_by(16) {
                 let mut stored = [Kv::Element::default(); 16];
-                Kv::store::<S>(stored.as_mut_ptr(), storable::<S, Kv>(&self.key[at..]));
+                Kv::store::<S>(stored.as_mut_ptr(), storable::<S, Kv>(&self.key[at..], key_factor));
                 for (d, element) in stored.iter().take(self.key.len() - at).enumerate() {
                     self.keys.add((at + d) * PAGE).write(*element);
                 }
-                Kv::store::<S>(self.values.add(at), storable::<S, Kv>(&self.value[at..]));
+                Kv::store::<S>(self.values.add(at), storable::<S, Kv>(&self.value[at..], value_factor));
             }
         }
     }
 }
 
-/// The first 16 values, made finite, with zeros after the last.
+/// Writes the scale that brings the largest magnitude to 127, and returns its inverse. A head that is all zero, or not
+/// finite, has scale 0.
+///
+/// # Safety
+/// `to` can be written.
+#[inline(always)]
+unsafe fn scale(values: &[f32], to: *mut f32) -> f32 {
+    let largest = values.iter().fold(0f32, |all, x| if x.abs() > all { x.abs() } else { all });
+    let (scale, inverse) =
+        if largest > 1e-30 && largest < 1e30 { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
+    // SAFETY: the caller's promise.
+    unsafe { to.write(scale) };
+    inverse
+}
+
+/// The first 16 values times `factor`, made finite, with zeros after the last.
 ///
 /// # Safety
 /// Inside a dispatched kernel.
 #[inline(always)]
-unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32]) -> S::F {
+unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32], factor: f32) -> S::F {
     // SAFETY: loads are of 16 values.
     unsafe {
         let values = if values.len() < 16 {
@@ -110,6 +156,7 @@ unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32]) -> S::F {
         } else {
             S::load(values.as_ptr())
         };
+        let values = if Kv::SCALED { S::mul(values, S::splat(factor)) } else { values };
         // The operand that is not a NaN comes second: every tier takes it.
         S::max(S::min(values, S::splat(Kv::LIMIT)), S::splat(-Kv::LIMIT))
     }

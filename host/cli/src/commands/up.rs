@@ -10,6 +10,7 @@ use skep_model::physical_cores;
 
 use super::out;
 use crate::agent_source::AgentSource;
+use crate::compute_flags::ComputeFlags;
 use crate::config::{Config, SpeculationConfig};
 use crate::places;
 use crate::progress::Terminal;
@@ -35,9 +36,9 @@ skep.toml, every line optional:
   model = \"smollm2-135m\"
   threads = 4
   [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
-  kv_tokens = 65536             # step_tokens, step_target_ms, kv_tokens and kv = \"f16\" | \"f32\" of each replica,
-                                # default_deadline_s, tensor_parallel, pipeline_parallel, rank_deadline_s,
-                                # speculation = \"off\" | \"prompt-lookup\"
+  kv_tokens = 65536             # step_tokens, step_target_ms, kv_tokens and kv = \"f16\" | \"f32\" | \"i8\" of each
+                                # replica, isa = \"avx2\", pin_threads = true, default_deadline_s, tensor_parallel,
+                                # pipeline_parallel, rank_deadline_s, speculation = \"off\" | \"prompt-lookup\"
   [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,
   memory_mb = 64                # host_calls, host_call_kb, log_kb, concurrent_turns
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
@@ -63,6 +64,8 @@ pub struct Args {
     /// Threads of the model's computation, shared out among the replicas [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    compute: ComputeFlags,
     /// Engines of the model, each with its own KV cache; a session stays on its own [default: 1]
     #[arg(long, value_name = "N")]
     replicas: Option<NonZeroUsize>,
@@ -122,6 +125,7 @@ fn options(args: &Args) -> Result<ServerOptions> {
     }
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
+    args.compute.apply(&mut options.executor);
     options.replicas = args.replicas.unwrap_or(options.replicas);
     if let Some(speculation) = args.speculation {
         options.engine.speculation = speculation.into();

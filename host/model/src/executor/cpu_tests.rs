@@ -3,7 +3,7 @@
 use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence, supported};
 use super::*;
 use crate::batch::{BatchSequence, LogitsWanted, PageId};
-use crate::executor::KvDtype;
+use crate::executor::{KvDtype, Placement};
 use crate::sampling::ScoreRow;
 
 #[test]
@@ -34,16 +34,20 @@ fn every_architecture_tier_and_chunking_gives_the_exact_logits() {
 }
 
 #[test]
-fn half_precision_keys_and_values_stay_close() {
+fn keys_and_values_of_fewer_bits_stay_close() {
     for name in MODELS {
         let (ids, exact) = expected(name);
-        let mut executor =
-            load(name, ExecutorOptions { kv: KvDtype::F16, ..options(Isa::detect()) }).unwrap();
-        let rows = sequence(&ids, 0, 20, LogitsWanted::All);
-        executor.forward(&Batch { sequences: vec![rows] }).unwrap();
-        let found: Vec<f32> = (0..ids.len()).flat_map(|row| executor.logits(row).unwrap().to_vec()).collect();
-        let error = relative_error(&found, &exact);
-        assert!(error < 2e-2, "{name}: {error}");
+        for (kv, bound) in [(KvDtype::F16, 2e-2), (KvDtype::I8, 5e-2)] {
+            for isa in supported() {
+                let mut executor = load(name, ExecutorOptions { kv, ..options(isa) }).unwrap();
+                let rows = sequence(&ids, 0, 20, LogitsWanted::All);
+                executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+                let found: Vec<f32> =
+                    (0..ids.len()).flat_map(|row| executor.logits(row).unwrap().to_vec()).collect();
+                let error = relative_error(&found, &exact);
+                assert!(error < bound, "{name} {kv} {isa}: {error}");
+            }
+        }
     }
 }
 
@@ -157,10 +161,31 @@ fn replicas_share_weights_and_nothing_else() {
 }
 
 #[test]
+fn pinned_executors_compute_the_same_and_need_a_cpu_for_each_thread() {
+    let (ids, exact) = expected("llama-gqa");
+    let pinned = |threads: usize| {
+        let placement = Placement::Pinned(0);
+        load("llama-gqa", ExecutorOptions { placement, threads: Some(threads), ..options(Isa::detect()) })
+    };
+    let mut executor = pinned(skep_kernels::affinity::cpus().len()).unwrap();
+    let rows = sequence(&ids, 0, 9, LogitsWanted::Last);
+    executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+    let exact = &exact[exact.len() - executor.limits.vocabulary_size..];
+    assert!(relative_error(executor.logits(0).unwrap(), exact) < 1e-3);
+    let error = pinned(skep_kernels::pool::MAX_THREADS).err().map(|error| error.to_string());
+    if skep_kernels::affinity::cpus().len() < skep_kernels::pool::MAX_THREADS {
+        assert!(error.is_some_and(|error| error.contains("need a CPU each")));
+    }
+}
+
+#[test]
 fn the_plan_counts_weights_and_pages() {
     let executor = load("llama-gqa", options(Isa::detect())).unwrap();
     // 3 layers, keys and values, 2 KV heads of 16, 512 tokens, 4 bytes.
     assert_eq!(executor.plan().kv_bytes, 3 * 2 * 2 * 16 * 512 * 4);
+    let small = load("llama-gqa", ExecutorOptions { kv: KvDtype::I8, ..options(Isa::detect()) }).unwrap();
+    // One byte instead of 4, and a scale for each 16 values.
+    assert_eq!(small.plan().kv_bytes, 3 * 2 * 2 * 512 * (16 + 4));
     let file = std::fs::metadata(folder("llama-gqa").join("model.safetensors")).unwrap().len();
     assert!(executor.plan().weight_bytes <= file && executor.plan().weight_bytes > file / 2);
 }

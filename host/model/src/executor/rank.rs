@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use skep_kernels::Isa;
 use skep_kernels::kv::{KvFormat, KvLayer};
 use skep_kernels::matmul::Activations;
-use skep_kernels::{Isa, WorkerPool};
 
-use super::{ExecutorLimits, ExecutorOptions, KvDtype, option};
+use super::{ExecutorLimits, ExecutorOptions, KvDtype, Placement, option};
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
@@ -27,6 +27,7 @@ pub(super) struct Rank<C> {
 pub(super) struct RankOptions {
     pub(super) isa: Isa,
     pub(super) threads: usize,
+    pub(super) placement: Placement,
     pub(super) kv: KvDtype,
     pub(super) page_count: usize,
     pub(super) head_size: usize,
@@ -39,12 +40,12 @@ impl<C: Communicator> Rank<C> {
         options: RankOptions,
         links: Links<C>,
     ) -> Result<Self, ModelError> {
-        let RankOptions { isa, threads, page_count, head_size, .. } = options;
+        let RankOptions { isa, threads, placement, page_count, head_size, .. } = options;
         let kv = model
             .kv_heads()
             .map(|heads| KvLayer::new(options.kv.format(), page_count, heads, head_size))
             .collect::<Result<_, _>>()?;
-        let compute = Compute { pool: WorkerPool::new(threads)?, isa, activations: Activations::default() };
+        let compute = Compute { pool: placement.pool(threads)?, isa, activations: Activations::default() };
         Ok(Rank { model, rooms: Rooms::default(), compute, kv, links })
     }
 
@@ -95,6 +96,7 @@ impl KvDtype {
         match self {
             KvDtype::F32 => KvFormat::F32,
             KvDtype::F16 => KvFormat::F16,
+            KvDtype::I8 => KvFormat::I8,
         }
     }
 }

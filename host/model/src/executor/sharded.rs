@@ -85,14 +85,18 @@ impl<C: Communicator> ShardedExecutor<C> {
         let (done, reports) = channel();
         let mut leader = None;
         let mut followers = Vec::with_capacity(ranks - 1);
+        let mut placement = options.placement;
         for (number, (model, links)) in weights.parts.iter().zip(links).enumerate() {
+            let own_threads = share_of(threads, number, ranks);
             let options = RankOptions {
                 isa,
-                threads: share_of(threads, number, ranks),
+                threads: own_threads,
+                placement,
                 kv: options.kv,
                 page_count: limits.page_count,
                 head_size: config.head_size,
             };
+            placement = placement.after(own_threads);
             let rank = Rank::new(model.clone(), options, links)?;
             let seat = Seat { number, world: world.clone(), rank };
             if number == leader_number {

@@ -119,14 +119,14 @@ fn the_plan_is_the_sum_over_the_ranks() {
 #[test]
 fn the_largest_step_stays_within_the_plan() {
     for (tensor, stages) in [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)] {
-        let options =
-            ExecutorOptions { max_batch_tokens: 96, max_logit_rows: 96, ..divided(tensor, stages) };
+        let options = ExecutorOptions { max_batch_tokens: 96, max_logit_rows: 96, ..divided(tensor, stages) };
         let weights = weights("qwen3-qknorm", &options);
         let (_, links) = Local::connect(tensor, stages, options.rank_deadline);
         let limits = limits(&weights.config, &options).unwrap();
         let rank_options = RankOptions {
             isa: Isa::detect(),
             threads: 1,
+            placement: options.placement,
             kv: options.kv,
             page_count: limits.page_count,
             head_size: weights.config.head_size,

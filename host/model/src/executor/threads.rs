@@ -1,9 +1,9 @@
 //! How many threads compute, and who gets them.
 
-use skep_kernels::Isa;
 use skep_kernels::pool::MAX_THREADS;
+use skep_kernels::{Isa, WorkerPool};
 
-use super::{ExecutorOptions, option};
+use super::{ExecutorOptions, Placement, option};
 use crate::error::ModelError;
 
 /// Cores without their second hardware threads, which do not help arithmetic that saturates a core.
@@ -21,10 +21,7 @@ pub(crate) fn share_of(whole: usize, index: usize, parts: usize) -> usize {
 
 /// The instruction tier and the number of threads that the options ask for.
 pub(super) fn tier_and_threads(options: &ExecutorOptions) -> Result<(Isa, usize), ModelError> {
-    let isa = options.isa.unwrap_or_else(Isa::detect);
-    if !isa.supported() {
-        return Err(option("isa", format!("this machine does not support {isa}")));
-    }
+    let isa = tier(options.isa.unwrap_or_else(Isa::detect), Isa::supported)?;
     let threads = options.threads.unwrap_or_else(physical_cores);
     if threads == 0 || threads > MAX_THREADS {
         return Err(option("threads", format!("{threads} is not between 1 and {MAX_THREADS}")));
@@ -32,9 +29,45 @@ pub(super) fn tier_and_threads(options: &ExecutorOptions) -> Result<(Isa, usize)
     Ok((isa, threads))
 }
 
+/// The tier, if the machine has it: a tier that was asked for is never replaced by another.
+fn tier(isa: Isa, supported: impl Fn(Isa) -> bool) -> Result<Isa, ModelError> {
+    if supported(isa) {
+        return Ok(isa);
+    }
+    let known: Vec<String> =
+        Isa::ALL.into_iter().filter(|isa| supported(*isa)).map(|isa| isa.to_string()).collect();
+    Err(option("isa", format!("this machine does not support {isa}; it has {}", known.join(", "))))
+}
+
+impl Placement {
+    /// A pool of so many threads.
+    pub(super) fn pool(self, threads: usize) -> Result<WorkerPool, ModelError> {
+        Ok(match self {
+            Placement::Free => WorkerPool::new(threads)?,
+            Placement::Pinned(first) => WorkerPool::pinned(threads, first)?,
+        })
+    }
+
+    /// Where those go that come after so many threads.
+    pub(crate) fn after(self, threads: usize) -> Self {
+        match self {
+            Placement::Free => Placement::Free,
+            Placement::Pinned(first) => Placement::Pinned(first + threads),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tier_that_the_machine_lacks_is_refused_with_those_that_it_has() {
+        let old_machine = |isa: Isa| isa <= Isa::Avx2;
+        assert_eq!(tier(Isa::Avx2, old_machine).unwrap(), Isa::Avx2);
+        let error = tier(Isa::Avx512, old_machine).unwrap_err().to_string();
+        assert!(error.contains("avx512") && error.contains("portable, avx2"), "{error}");
+    }
 
     #[test]
     fn shares_differ_by_one_at_most_and_make_the_whole() {

@@ -5,20 +5,22 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use skep_kernels::arithmetic::{self, ArithmeticRate};
 use skep_kernels::{Isa, bandwidth};
 use skep_model::{
-    Batch, BatchSequence, ExecutorOptions, KvDtype, LoadedModel, LogitRow, LogitsWanted, PAGE_TOKENS, PageId,
-    SampleRow, Sampling, physical_cores,
+    Batch, BatchSequence, ExecutorOptions, LoadedModel, LogitRow, LogitsWanted, ModelConfig, PAGE_TOKENS,
+    PageId, SampleRow, Sampling, physical_cores,
 };
 
 use super::{super::out, median};
 use crate::catalog;
+use crate::compute_flags::ComputeFlags;
 use crate::progress::Terminal;
 
 /// Measure prefill and decode of a model
 ///
 /// Each figure is the median of several runs. `share` is how much of the memory bandwidth, measured here and now, the
-/// weights alone take while decoding.
+/// weights alone take while decoding, and how much of its arithmetic the products alone take while prefilling.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -47,18 +49,14 @@ pub struct Args {
     /// Runs of each kind
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Instructions to use: portable, avx2 or avx512 [default: the best there are]
-    #[arg(long, value_name = "ISA")]
-    isa: Option<Isa>,
+    #[command(flatten)]
+    compute: ComputeFlags,
     /// Ranks that share each layer
     #[arg(long, value_name = "N", default_value_t = 1)]
     tp: usize,
     /// Ranks that share the layers out
     #[arg(long, value_name = "N", default_value_t = 1)]
     pp: usize,
-    /// Keep keys and values in float32 instead of float16
-    #[arg(long)]
-    kv_f32: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -74,6 +72,7 @@ struct Report {
     depth: usize,
     batch: usize,
     repeat: u16,
+    kv: String,
     load_s: f64,
     prefill_tok_per_s: Option<f64>,
     decode_tok_per_s: Option<f64>,
@@ -83,6 +82,11 @@ struct Report {
     bandwidth_gb_per_s: f64,
     /// Share of it that the weights take while decoding.
     bandwidth_share: Option<f64>,
+    /// Of what stays in registers, by as many threads.
+    int8_ops_per_s: f64,
+    f32_ops_per_s: f64,
+    /// Share of these rates at which the multiplications of prefill alone would run.
+    compute_share: Option<f64>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -91,10 +95,8 @@ pub fn run(args: &Args) -> Result<()> {
     let tokens = args.depth.saturating_add(args.prompt.max(args.generate));
     let pages = tokens.div_ceil(PAGE_TOKENS).saturating_add(1);
     let threads = args.threads.map_or_else(physical_cores, usize::from);
-    let options = ExecutorOptions {
+    let mut options = ExecutorOptions {
         threads: Some(threads),
-        isa: args.isa,
-        kv: if args.kv_f32 { KvDtype::F32 } else { KvDtype::F16 },
         kv_tokens: pages.saturating_mul(batch).saturating_mul(PAGE_TOKENS),
         max_sequences: batch,
         max_logit_rows: batch,
@@ -102,6 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
         pipeline_parallel: args.pp,
         ..ExecutorOptions::default()
     };
+    args.compute.apply(&mut options);
     let started = Instant::now();
     let loaded = LoadedModel::open(&model.name, &model.path, options)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
@@ -114,6 +117,9 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let bandwidth_gb_per_s = bandwidth::measure_read_gb_per_s(threads);
+    let isa = options.isa.unwrap_or_else(Isa::detect);
+    let arithmetic = arithmetic::measure(isa, threads);
+    let floor_s = prefill_floor_s(&loaded.config, args.depth, args.prompt, arithmetic);
     let mut bench = Bench { model: loaded, batch, pages, depth: args.depth };
     for sequence in 0..batch {
         bench.prefill(sequence, 0..args.depth)?;
@@ -129,13 +135,14 @@ pub fn run(args: &Args) -> Result<()> {
     let share = |steps: f64| steps * weight_bytes as f64 / (bandwidth_gb_per_s * 1e9);
     let report = Report {
         model: model.name,
-        isa: args.isa.unwrap_or_else(Isa::detect).to_string(),
+        isa: isa.to_string(),
         threads,
         prompt: args.prompt,
         generate: args.generate,
         depth: args.depth,
         batch,
         repeat: args.repeat,
+        kv: options.kv.to_string(),
         load_s,
         prefill_tok_per_s: per_s(args.prompt, prefill_s),
         decode_tok_per_s: per_s(args.generate, decode_s),
@@ -143,17 +150,28 @@ pub fn run(args: &Args) -> Result<()> {
         weight_bytes,
         bandwidth_gb_per_s,
         bandwidth_share: decode_steps_per_s.map(share),
+        int8_ops_per_s: arithmetic.int8_per_s,
+        f32_ops_per_s: arithmetic.f32_per_s,
+        compute_share: prefill_s.map(|seconds| floor_s * batch as f64 / seconds),
     };
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
 fn for_people(report: &Report) -> Result<()> {
-    let Report { model, isa, threads, batch, depth, load_s, .. } = report;
+    let Report { model, isa, threads, batch, depth, kv, load_s, .. } = report;
     out::line(&format!(
-        "{model}: {threads} threads, {isa}, batch {batch}, depth {depth}, loaded in {load_s:.2} s"
+        "{model}: {threads} threads, {isa}, {kv} keys and values, batch {batch}, depth {depth}, loaded in {load_s:.2} s"
     ))?;
     if let Some(rate) = report.prefill_tok_per_s {
         out::line(&format!("  prefill {:>6} tokens  {rate:>9.1} tok/s", report.prompt))?;
+    }
+    if let Some(share) = report.compute_share {
+        out::line(&format!(
+            "  its products alone take {:.0} % of that at {:.0} Gop/s in int8 and {:.0} in float32, as measured",
+            share * 100.0,
+            report.int8_ops_per_s / 1e9,
+            report.f32_ops_per_s / 1e9
+        ))?;
     }
     if let Some(rate) = report.decode_tok_per_s {
         out::line(&format!("  decode  {:>6} tokens  {rate:>9.1} tok/s", report.generate))?;
@@ -167,6 +185,19 @@ fn for_people(report: &Report) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// Seconds that the products of a prompt take at least: those with weights in int8, those of attention in float32.
+fn prefill_floor_s(config: &ModelConfig, depth: usize, tokens: usize, rate: ArithmeticRate) -> f64 {
+    let (query, kv) = (config.head_count * config.head_size, config.kv_head_count * config.head_size);
+    let hidden = config.hidden_size;
+    let weights = hidden * (2 * query + 2 * kv + 3 * config.feed_forward_size);
+    // Each token multiplies its queries with the keys up to its own, and its weights with as many values.
+    let seen = (depth + 1..=depth + tokens).sum::<usize>();
+    let layers = config.layer_count as f64;
+    let int8 = layers * 2.0 * weights as f64 * tokens as f64;
+    let f32 = layers * 4.0 * query as f64 * seen as f64;
+    int8 / rate.int8_per_s + f32 / rate.f32_per_s
 }
 
 /// The median seconds of `work`, after one run to warm up.

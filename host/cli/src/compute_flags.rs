@@ -1,0 +1,28 @@
+//! Flags that say how a model is computed, of every command that loads one to serve or to measure.
+
+use skep_kernels::Isa;
+use skep_model::{ExecutorOptions, KvDtype, Placement};
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ComputeFlags {
+    /// Instructions to use: portable, avx2 or avx512 [default: the best there are]
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+    /// How keys and values are kept: f16, f32, or i8 in half the memory of f16 [default: f16]
+    #[arg(long, value_name = "FORMAT")]
+    pub kv: Option<KvDtype>,
+    /// Keep each worker thread on a CPU of its own
+    #[arg(long)]
+    pub pin: bool,
+}
+
+impl ComputeFlags {
+    /// Puts the flags that were given over `options`.
+    pub fn apply(&self, options: &mut ExecutorOptions) {
+        options.isa = self.isa.or(options.isa);
+        options.kv = self.kv.unwrap_or(options.kv);
+        if self.pin {
+            options.placement = Placement::Pinned(0);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How fast this machine multiplies: the yardstick for prefill, which is bound by it.
+//!
+//! Invariant: operands stay in registers and the nearest cache, so that the figure is the arithmetic's. It is the best of
+//! short runs: what another program takes of the machine is not the machine's.
+
+use std::time::{Duration, Instant};
+
+use crate::Isa;
+use crate::cpu::Kernel;
+use crate::cpu::dispatch;
+use crate::cpu::simd::Simd;
+
+const MEASURE: Duration = Duration::from_millis(100);
+/// Passes over the operands in one run, which takes some tens of microseconds.
+const PASSES: usize = 128;
+const OPERANDS: usize = 240;
+
+/// Additions and multiplications per second of all threads together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ArithmeticRate {
+    /// Of 8-bit integers, summed in 32 bits: quantised weights.
+    pub int8_per_s: f64,
+    /// Of `f32`: attention.
+    pub f32_per_s: f64,
+}
+
+/// Measures both for a fifth of a second.
+pub fn measure(isa: Isa, threads: usize) -> ArithmeticRate {
+    let threads = threads.clamp(1, 1024);
+    let rates = std::thread::scope(|scope| {
+        let runners: Vec<_> = (0..threads).map(|_| scope.spawn(move || one_thread(isa))).collect();
+        runners.into_iter().filter_map(|runner| runner.join().ok()).collect::<Vec<_>>()
+    });
+    let total = |of: fn(&ArithmeticRate) -> f64| rates.iter().map(of).sum();
+    ArithmeticRate { int8_per_s: total(|rate| rate.int8_per_s), f32_per_s: total(|rate| rate.f32_per_s) }
+}
+
+fn one_thread(isa: Isa) -> ArithmeticRate {
+    // Independent sums hide the latency of an instruction; more than there are registers would go through memory.
+    match isa {
+        Isa::Avx512 => rates::<6>(isa),
+        Isa::Avx2 | Isa::Portable => rates::<3>(isa),
+    }
+}
+
+fn rates<const N: usize>(isa: Isa) -> ArithmeticRate {
+    let bytes = [3i8; 4 * OPERANDS];
+    let floats = [0.5f32; OPERANDS];
+    // Each operand meets two registers of 64 bytes, or of 16 floats; a multiplication and an addition for each.
+    let operations = |lanes: usize| (PASSES * OPERANDS * 2 * lanes * 2) as f64;
+    ArithmeticRate {
+        // SAFETY: the arrays have as many operands as the kernels read.
+        int8_per_s: operations(64) / best_s(|| unsafe { dispatch(isa, Dots::<N>(&bytes)) }),
+        // SAFETY: as above.
+        f32_per_s: operations(16) / best_s(|| unsafe { dispatch(isa, MultiplyAdds::<N>(&floats)) }),
+    }
+}
+
+fn best_s(mut run: impl FnMut() -> f32) -> f64 {
+    let start = Instant::now();
+    let mut best = f64::INFINITY;
+    while start.elapsed() < MEASURE {
+        let begun = Instant::now();
+        std::hint::black_box(run());
+        best = best.min(begun.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Products of two registers with groups of `N` operands.
+struct Dots<'a, const N: usize>(&'a [i8; 4 * OPERANDS]);
+
+impl<const N: usize> Kernel for Dots<'_, N> {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f32 {
+        // SAFETY: operands are read inside the array.
+        unsafe {
+            let mut sums = [[S::zero_i(); N]; 2];
+            let weights = [S::splat_i8(1), S::splat_i8(2)];
+            for _ in 0..PASSES {
+                let operands = std::hint::black_box(self.0).as_ptr();
+                for group in 0..OPERANDS / N {
+                    for (sums, weight) in sums.iter_mut().zip(weights) {
+                        for (at, sum) in sums.iter_mut().enumerate() {
+                            *sum = S::dot(*sum, weight, operands.add(4 * (group * N + at)));
+                        }
+                    }
+                }
+            }
+            sums.into_iter().flatten().fold(0.0, |all, sum| all + S::sum(S::to_f32(sum)))
+        }
+    }
+}
+
+/// The same of floats.
+struct MultiplyAdds<'a, const N: usize>(&'a [f32; OPERANDS]);
+
+impl<const N: usize> Kernel for MultiplyAdds<'_, N> {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f32 {
+        // SAFETY: operands are read inside the array.
+        unsafe {
+            let mut sums = [[S::zero(); N]; 2];
+            let weights = [S::splat(0.5), S::splat(0.25)];
+            for _ in 0..PASSES {
+                let operands = std::hint::black_box(self.0).as_ptr();
+                for group in 0..OPERANDS / N {
+                    for (sums, weight) in sums.iter_mut().zip(weights) {
+                        for (at, sum) in sums.iter_mut().enumerate() {
+                            *sum = S::fma(weight, S::splat(*operands.add(group * N + at)), *sum);
+                        }
+                    }
+                }
+            }
+            sums.into_iter().flatten().fold(0.0, |all, sum| all + S::sum(sum))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tier_has_a_rate() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+            let rate = measure(isa, 1);
+            assert!(rate.int8_per_s.is_finite() && rate.int8_per_s > 1e6, "{isa} {rate:?}");
+            assert!(rate.f32_per_s.is_finite() && rate.f32_per_s > 1e6, "{isa} {rate:?}");
+        }
+    }
+}
