@@ -17,9 +17,10 @@ pub enum EngineError {
     /// A parameter has a value that makes no sense.
     #[error("`{parameter}`: {message}")]
     InvalidRequest { parameter: String, message: String },
-    /// A schema, regular expression or grammar cannot be compiled; the message names the keyword or the place.
-    #[error("the output constraint cannot be compiled: {message}")]
-    Constraint { message: String },
+    /// A schema, regular expression or grammar cannot be enforced. `parameter` is what it was given as; the message
+    /// names the keyword and its place.
+    #[error("`{parameter}` cannot be enforced: {message}")]
+    Constraint { parameter: String, message: String },
     /// No engine serves a model of this name.
     #[error("no model is called `{name}`; there are: {}", known.join(", "))]
     ModelUnknown { name: String, known: Vec<String> },

@@ -57,6 +57,13 @@ pub enum FinishReason {
     ConstraintDone,
 }
 
+impl FinishReason {
+    /// Whether the output ended before it was complete in itself. What has to be whole (a form, a call) then is not.
+    pub fn cuts_off(&self) -> bool {
+        matches!(self, FinishReason::Length | FinishReason::Stop(_))
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt_tokens: u32,

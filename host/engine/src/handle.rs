@@ -146,7 +146,7 @@ impl Engine {
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());
-        let constraints = ConstraintCompiler::new(&tokenizer, info.vocabulary_size, &info.eos)?;
+        let constraints = ConstraintCompiler::new(&tokenizer, info.vocabulary_size, &info.eos, &info.name)?;
         let hash = KeyedHash::default();
         let replicas = models.into_iter().enumerate().map(|(index, model)| {
             Replica::start(index, model.executor, (&info, &tokenizer), &hash, &options)

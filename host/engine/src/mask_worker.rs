@@ -155,7 +155,7 @@ mod tests {
     use crate::tests::fixture::{EOS, byte_tokenizer};
 
     fn job(id: u64, pattern: &str, draft: &str) -> MaskJob {
-        let compiler = ConstraintCompiler::new(&Arc::new(byte_tokenizer()), 320, &[EOS]).unwrap();
+        let compiler = ConstraintCompiler::new(&Arc::new(byte_tokenizer()), 320, &[EOS], "bytes").unwrap();
         let constraint = compiler.compile(&Constraint::Regex(pattern.to_string())).unwrap();
         let tokens = draft.bytes().map(|id| DraftToken { id: u32::from(id), forced: false }).collect();
         MaskJob {

@@ -32,6 +32,23 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..error }
     }
 
+    /// An error of the engine in the terms of the request, which gave the form of its answer in `field`.
+    pub(crate) fn of_request(error: EngineError, field: Option<&'static str>) -> Self {
+        let named = |parameter: String| match (parameter.as_str(), field) {
+            ("output" | "constraint", Some(field)) => field.to_owned(),
+            _ => parameter,
+        };
+        ApiError::from(match error {
+            EngineError::Constraint { parameter, message } => {
+                EngineError::Constraint { parameter: named(parameter), message }
+            }
+            EngineError::InvalidRequest { parameter, message } => {
+                EngineError::InvalidRequest { parameter: named(parameter), message }
+            }
+            error => error,
+        })
+    }
+
     /// The body, also for an error in the middle of a stream.
     pub(crate) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
@@ -73,8 +90,9 @@ impl From<EngineError> for ApiError {
                 ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
             }
             EngineError::InvalidRequest { parameter, .. } => ApiError::parameter(parameter, message),
-            EngineError::Constraint { .. } => {
-                ApiError::new(StatusCode::BAD_REQUEST, "schema_invalid", message)
+            EngineError::Constraint { parameter, .. } => {
+                let error = ApiError::new(StatusCode::BAD_REQUEST, "schema_invalid", message);
+                ApiError { param: Some(parameter), ..error }
             }
             EngineError::ModelUnknown { .. } => {
                 ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)

@@ -56,6 +56,11 @@ impl ChatOptions {
         !self.tools.is_empty() && self.tool_choice != ToolChoice::None
     }
 
+    /// Whether the answer has to be a call.
+    pub(crate) fn must_call(&self) -> bool {
+        self.calls_tools() && matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
     pub(crate) fn validate(&self) -> Result<(), EngineError> {
         let invalid =
             |parameter: String, message: String| Err(EngineError::InvalidRequest { parameter, message });

@@ -54,6 +54,8 @@ pub struct ChatOutcome {
     /// Complete ones only: a call that a limit cut off is not among them.
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
+    /// What must be whole is not: a tool call, or an answer that has to have a form or to be a call, was cut off.
+    pub cut_off: bool,
     pub usage: Usage,
     pub timing: Timing,
     /// The prompt's tokens.
@@ -70,7 +72,7 @@ pub struct ChatOutcome {
 pub enum ChatFinish {
     /// The model ended its answer, or a stop string did.
     Stop,
-    /// A token limit did; a tool call or constrained output may be cut off.
+    /// A token limit did, or a stop string in the middle of what must be whole.
     Length,
     ToolCalls,
 }
@@ -101,6 +103,8 @@ pub struct ChatStream {
     text: String,
     raw: String,
     tool_calls: Vec<ToolCall>,
+    /// Whether the answer has to have a form or to be a call.
+    must_be_whole: bool,
     ended: bool,
 }
 
@@ -138,6 +142,7 @@ impl ChatStream {
             text: String::new(),
             raw: String::new(),
             tool_calls: Vec::new(),
+            must_be_whole: options.output.is_some() || options.must_call(),
             ended: false,
         })
     }
@@ -226,8 +231,9 @@ impl ChatStream {
     }
 
     fn finish(&mut self, finished: Finished) {
-        let cut = matches!(finished.reason, FinishReason::Length | FinishReason::Stop(_));
+        let cut = finished.reason.cuts_off();
         self.say(&finished.text_rest);
+        let in_call = self.parser.as_ref().is_some_and(ToolParser::is_in_call);
         if let Some(parser) = &mut self.parser {
             let rest = parser.finish(cut);
             self.tell(rest);
@@ -235,8 +241,12 @@ impl ChatStream {
             let logprobs = std::mem::take(&mut self.logprobs);
             self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
         }
+        // A stop string after a whole call has cut nothing off.
+        let has_calls = !self.tool_calls.is_empty() && finished.reason != FinishReason::Length;
+        let cut_off = cut && (in_call || self.must_be_whole && !has_calls);
         let finish = match finished.reason {
             FinishReason::Length => ChatFinish::Length,
+            _ if cut_off => ChatFinish::Length,
             _ if !self.tool_calls.is_empty() => ChatFinish::ToolCalls,
             _ => ChatFinish::Stop,
         };
@@ -246,6 +256,7 @@ impl ChatStream {
             text: std::mem::take(&mut self.text),
             tool_calls: std::mem::take(&mut self.tool_calls),
             finish,
+            cut_off,
             usage: finished.usage,
             timing: finished.timing,
             prompt: std::mem::take(&mut self.prompt.tokens),

@@ -17,6 +17,9 @@ use crate::{Constraint, Engine, EngineError};
 /// Calls in one answer where parallel calls are allowed.
 const MAX_CALLS: usize = 16;
 
+/// The parameter that an error names where the form of the answer is wrong.
+const OUTPUT: &str = "output";
+
 /// What constrains the answer, if anything does.
 pub(super) fn constraint(
     options: &ChatOptions,
@@ -66,8 +69,8 @@ pub(super) fn constraint(
         let head = markup::head(&tool.name);
         let head = literal(&head[OPEN.len()..]);
         let tail = literal(&markup::tail());
-        let schema =
-            spelled_schema(&object_schema(&tool.parameters)).map_err(|error| of_tool(error, &tool.name))?;
+        let schema = spelled_schema(&object_schema(&tool.parameters))
+            .map_err(|error| of_tool(error, tool, options))?;
         writeln!(grammar, "call_{index}: {head} arguments_{index} {tail}\narguments_{index}: %json {schema}")
             .expect("writing to a string");
     }
@@ -79,25 +82,38 @@ pub(super) fn marker_is_special(tokenizer: &Tokenizer) -> bool {
     tokenizer.token_id(OPEN).is_some_and(|id| tokenizer.is_special(id))
 }
 
-/// Names the tool whose schema is why the whole grammar was refused.
+/// Names what was given with the options and is why the answer's constraint was refused.
 pub(super) fn explain(error: EngineError, engine: &Engine, options: &ChatOptions) -> EngineError {
-    let EngineError::Constraint { message } = error else { return error };
-    if !options.calls_tools() {
-        return EngineError::Constraint { message };
-    }
-    for tool in &options.tools {
-        let alone = Constraint::JsonSchema(object_schema(&tool.parameters));
-        if let Err(error @ EngineError::Constraint { .. }) = engine.validate_constraint(&alone) {
-            return of_tool(error, &tool.name);
+    let EngineError::Constraint { message, .. } = error else { return error };
+    if options.calls_tools() {
+        for tool in &options.tools {
+            let alone = Constraint::JsonSchema(object_schema(&tool.parameters));
+            if let Err(error @ EngineError::Constraint { .. }) = engine.validate_constraint(&alone) {
+                return of_tool(error, tool, options);
+            }
         }
     }
-    EngineError::Constraint { message }
+    let parameter = if options.output.is_some() { OUTPUT } else { "tools" };
+    EngineError::Constraint { parameter: parameter.into(), message }
 }
 
-fn of_tool(error: EngineError, tool: &str) -> EngineError {
+fn of_tool(error: EngineError, tool: &ToolSpec, options: &ChatOptions) -> EngineError {
     match error {
-        EngineError::Constraint { message } => {
-            EngineError::Constraint { message: format!("the parameters of the tool `{tool}`: {message}") }
+        EngineError::Constraint { message, .. } => EngineError::Constraint {
+            parameter: match options.tools.iter().position(|other| other.name == tool.name) {
+                Some(index) => format!("tools[{index}].parameters"),
+                None => "tools".into(),
+            },
+            message: format!("the parameters of the tool `{}`: {message}", tool.name),
+        },
+        error => error,
+    }
+}
+
+fn of_output(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Constraint { message, .. } => {
+            EngineError::Constraint { parameter: OUTPUT.into(), message }
         }
         error => error,
     }
@@ -105,12 +121,14 @@ fn of_tool(error: EngineError, tool: &str) -> EngineError {
 
 fn output_rule(output: &Constraint) -> Result<String, EngineError> {
     Ok(match output {
-        Constraint::JsonSchema(schema) => format!("%json {}", spelled_schema(schema)?),
+        Constraint::JsonSchema(schema) => {
+            format!("%json {}", spelled_schema(schema).map_err(of_output)?)
+        }
         Constraint::JsonObject => format!("%json {}", spelled_schema(&json!({"type": "object"}))?),
         Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
         Constraint::Lark(_) => {
             return Err(EngineError::InvalidRequest {
-                parameter: "output".into(),
+                parameter: OUTPUT.into(),
                 message: "a grammar cannot be combined with tools that the model may call; \
                           set the tool choice to none, or give a JSON schema or a regular expression"
                     .into(),
@@ -308,6 +326,35 @@ mod tests {
         assert_eq!((outcome.text.as_str(), outcome.tool_calls.len()), ("", 0), "{}", outcome.raw);
     }
 
+    #[tokio::test]
+    async fn whatever_cuts_off_what_must_be_whole_says_length() {
+        let script = call("weather", "{\"city\": \"Porto\"}");
+        let output = Constraint::JsonSchema(json!({"const": {"key": "value"}}));
+        let formed = ChatOptions { output: Some(output), ..Default::default() };
+        let calling = ChatOptions { tools: tools(), ..Default::default() };
+        let stop = |stop: &str| vec![stop.to_string()];
+        let cases = [
+            ("", ChatOptions { stop: stop("val"), ..formed.clone() }, true),
+            ("", ChatOptions { max_tokens: Some(3), ..formed }, true),
+            // In the head of a call, in its name, in its arguments, after them.
+            (&script, ChatOptions { max_tokens: Some(13), ..calling.clone() }, true),
+            (&script, ChatOptions { stop: stop("weath"), ..calling.clone() }, true),
+            (&script, ChatOptions { stop: stop("Port"), ..calling.clone() }, true),
+            ("Say STOP here.", ChatOptions { stop: stop("STOP"), ..calling.clone() }, false),
+        ];
+        for (script, options, cut_off) in cases {
+            let shown = format!("{:?} {:?}", options.stop, options.max_tokens);
+            let outcome = says(script, options).await;
+            let finish =
+                if cut_off { crate::chat::ChatFinish::Length } else { crate::chat::ChatFinish::Stop };
+            assert_eq!((outcome.cut_off, outcome.finish), (cut_off, finish), "{shown}: {:?}", outcome.raw);
+            assert_eq!(outcome.tool_calls, [], "{shown}");
+        }
+        let outcome =
+            says(&format!("{script}\n"), ChatOptions { stop: stop("tool_call>\n"), ..calling }).await;
+        assert!(!outcome.cut_off || outcome.tool_calls.is_empty(), "{:?}", outcome.raw);
+    }
+
     #[test]
     fn a_schema_that_cannot_be_enforced_names_the_tool() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
@@ -325,7 +372,8 @@ mod tests {
             ];
             let options = ChatOptions { tools, ..Default::default() };
             let error = chat(&engine, &[ChatMessage::user("hi")], options).err().unwrap();
-            let EngineError::Constraint { message } = error else { panic!("{error}") };
+            let EngineError::Constraint { parameter, message } = error else { panic!("{error}") };
+            assert_eq!(parameter, "tools[1].parameters");
             assert!(message.contains("`odd`") && message.contains(keyword), "{message}");
         }
     }

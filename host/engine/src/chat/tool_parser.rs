@@ -98,6 +98,14 @@ impl ToolParser {
         std::mem::take(&mut self.events)
     }
 
+    /// Whether a call has begun whose arguments are not complete.
+    pub(super) fn is_in_call(&self) -> bool {
+        match self.state {
+            State::Head { .. } | State::Arguments { .. } | State::Body { .. } => true,
+            State::Text { .. } | State::Tail { .. } => false,
+        }
+    }
+
     fn step(&mut self, c: char) {
         let state = std::mem::replace(&mut self.state, State::text(false));
         self.state = match state {

@@ -3,22 +3,25 @@
 //! Schemas, patterns and grammars come from anyone who can reach the HTTP port, so their size, nesting and repetition
 //! counts are checked first, and llguidance runs with limited fuel on a thread with a large stack.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::{GrammarBuilder, JsonCompileOptions, Matcher, ParserFactory};
+use metrics::{SharedString, counter, histogram};
 use serde_json::{Value, json};
 use skep_model::Tokenizer;
 
 use super::token_env::TokenizerWithTrie;
-use super::{OutputConstraint, one_of, schema_bounds};
+use super::{OutputConstraint, PARAMETER, complaint, schema_bounds, schema_form, schema_keywords};
 use crate::{Constraint, EngineError};
 
 /// Longest source of a constraint.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// Compiled constraints that are kept.
+/// Compiled and refused constraints that are kept.
 const CACHED_CONSTRAINTS: usize = 64;
 /// llguidance descends recursively into what it compiles.
 const COMPILE_STACK_BYTES: usize = 64 << 20;
@@ -27,8 +30,23 @@ const COMPILE_STACK_BYTES: usize = 64 << 20;
 pub(crate) struct ConstraintCompiler {
     factory: ParserFactory,
     vocabulary_size: usize,
+    model: SharedString,
+    /// Compiled or refused, and asked for again.
+    pub(super) misses: AtomicU64,
+    pub(super) hits: AtomicU64,
     /// Most recently used last.
-    cache: Mutex<Vec<(CacheKey, Arc<Mutex<Matcher>>)>>,
+    cache: Mutex<Vec<(CacheKey, Arc<Slot>)>>,
+}
+
+/// Filled by the first who asks; who asks for the same meanwhile waits for it.
+type Slot = OnceLock<Result<Mutex<Matcher>, Failure>>;
+
+#[derive(Debug, Clone)]
+enum Failure {
+    /// It will be refused the next time too.
+    Refused(String),
+    /// The host could not; it may the next time.
+    Host(String),
 }
 
 /// The kind and the text of a constraint, compared exactly.
@@ -39,7 +57,12 @@ struct CacheKey {
 }
 
 impl ConstraintCompiler {
-    pub fn new(tokenizer: &Arc<Tokenizer>, vocabulary_size: usize, eos: &[u32]) -> Result<Self, EngineError> {
+    pub fn new(
+        tokenizer: &Arc<Tokenizer>,
+        vocabulary_size: usize,
+        eos: &[u32],
+        model: &str,
+    ) -> Result<Self, EngineError> {
         let env: TokEnv = Arc::new(TokenizerWithTrie::new(tokenizer.clone(), vocabulary_size, eos));
         let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
         let slices = SlicedBiasComputer::general_slices();
@@ -57,7 +80,14 @@ impl ConstraintCompiler {
             precompute_large_lexemes: false,
             verbose_errors: false,
         };
-        Ok(ConstraintCompiler { factory, vocabulary_size, cache: Mutex::new(Vec::new()) })
+        Ok(ConstraintCompiler {
+            factory,
+            vocabulary_size,
+            model: SharedString::from(model.to_string()),
+            misses: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            cache: Mutex::new(Vec::new()),
+        })
     }
 
     /// A fresh state at the beginning of the constraint.
@@ -72,29 +102,47 @@ impl ConstraintCompiler {
                 key.source.len()
             )));
         }
-        let pristine = match self.cached(&key) {
-            Some(pristine) => pristine,
-            None => {
-                let grammar = grammar(constraint)?;
-                let pristine = Arc::new(Mutex::new(self.build(grammar)?));
-                self.keep(key, pristine.clone());
-                pristine
+        let slot = self.slot(&key);
+        let mut is_known = true;
+        let compiled = slot.get_or_init(|| {
+            is_known = false;
+            let began = Instant::now();
+            let built = grammar(constraint).and_then(|grammar| self.build(grammar, constraint));
+            self.record_miss(began.elapsed());
+            built.map(Mutex::new)
+        });
+        if is_known {
+            self.record_hit();
+        }
+        match compiled {
+            Ok(pristine) => {
+                // A deep clone, because clones share a lexer whose states only grow.
+                let matcher = pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+                Ok(OutputConstraint { matcher, vocabulary_size: self.vocabulary_size })
             }
-        };
-        // A deep clone, because clones share a lexer whose states only grow.
-        let matcher = pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-        Ok(OutputConstraint { matcher, vocabulary_size: self.vocabulary_size })
+            Err(Failure::Refused(message)) => Err(refused(message.clone())),
+            Err(Failure::Host(message)) => {
+                self.forget(&key);
+                Err(EngineError::Failed(message.clone()))
+            }
+        }
     }
 
-    fn build(&self, grammar: TopLevelGrammar) -> Result<Matcher, EngineError> {
+    fn build(&self, grammar: TopLevelGrammar, constraint: &Constraint) -> Result<Matcher, Failure> {
         let build = || {
-            let parser =
-                self.factory.create_parser(grammar).map_err(|error| refused(format!("{error:#}")))?;
+            let parser = self.factory.create_parser(grammar).map_err(|error| {
+                Failure::Refused(match constraint {
+                    Constraint::JsonSchema(schema) => self.placed_complaint(schema, &error),
+                    _ => plain_message(&format!("{error:#}")),
+                })
+            })?;
             let matcher = Matcher::new(Ok(parser));
             // The first real choice shows early whether the grammar is too complex.
             let mut probe = matcher.deep_clone();
             probe.consume_ff_tokens();
-            probe.compute_mask_or_eos().map_err(|error| refused(error.to_string()))?;
+            probe
+                .compute_mask_or_eos()
+                .map_err(|error| Failure::Refused(plain_message(&error.to_string())))?;
             Ok(matcher)
         };
         std::thread::scope(|scope| {
@@ -102,28 +150,62 @@ impl ConstraintCompiler {
                 .name("constraint".to_string())
                 .stack_size(COMPILE_STACK_BYTES)
                 .spawn_scoped(scope, build)
-                .map_err(|error| EngineError::Failed(format!("no thread for compiling: {error}")))?
+                .map_err(|error| Failure::Host(format!("no thread for compiling: {error}")))?
                 .join()
-                .unwrap_or_else(|_| Err(refused("the compiler failed on it".to_string())))
+                .unwrap_or_else(|_| Err(Failure::Refused("the compiler failed on it".to_string())))
         })
     }
 
-    fn cached(&self, key: &CacheKey) -> Option<Arc<Mutex<Matcher>>> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = cache.iter().position(|(known, _)| known == key)?;
-        let entry = cache.remove(at);
-        let pristine = entry.1.clone();
-        cache.push(entry);
-        Some(pristine)
+    /// What the compiler says of a schema, with the place that it says it of.
+    fn placed_complaint(&self, schema: &Value, error: &impl std::fmt::Display) -> String {
+        let complain = |schema: Value| {
+            let builder = GrammarBuilder::new(None, self.factory.limits().clone());
+            let compiled = spelling().json_to_llg(builder, schema_form::normalise(&schema));
+            compiled.err().map(|error| plain_message(&format!("{error:#}")))
+        };
+        match complain(schema.clone()) {
+            Some(complaint) => {
+                let place = complaint::place(schema, &complaint, complain);
+                if place.is_empty() { complaint } else { format!("at `{place}`: {complaint}") }
+            }
+            // The grammar was made and is too large.
+            None => plain_message(&format!("{error:#}")),
+        }
     }
 
-    fn keep(&self, key: CacheKey, pristine: Arc<Mutex<Matcher>>) {
+    /// The place of this constraint, which becomes the most recently used.
+    fn slot(&self, key: &CacheKey) -> Arc<Slot> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.retain(|(known, _)| *known != key);
+        let entry = match cache.iter().position(|(known, _)| known == key) {
+            Some(at) => cache.remove(at),
+            None => (key.clone(), Arc::default()),
+        };
         if cache.len() >= CACHED_CONSTRAINTS {
             cache.remove(0);
         }
-        cache.push((key, pristine));
+        let slot = entry.1.clone();
+        cache.push(entry);
+        slot
+    }
+
+    fn record_miss(&self, compiling: Duration) {
+        self.misses.fetch_add(1, Relaxed);
+        let model = self.model.clone();
+        histogram!("skep_engine_constraint_compile_seconds", "model" => model)
+            .record(compiling.as_secs_f64());
+        counter!("skep_engine_constraints_total", "model" => self.model.clone(), "cache" => "miss")
+            .increment(1);
+    }
+
+    fn record_hit(&self) {
+        self.hits.fetch_add(1, Relaxed);
+        counter!("skep_engine_constraints_total", "model" => self.model.clone(), "cache" => "hit")
+            .increment(1);
+    }
+
+    fn forget(&self, key: &CacheKey) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|(known, _)| known != key);
     }
 }
 
@@ -141,53 +223,74 @@ impl CacheKey {
 
 fn check_bounds(constraint: &Constraint) -> Result<(), String> {
     match constraint {
-        Constraint::JsonSchema(schema) => schema_bounds::check_schema(schema),
+        Constraint::JsonSchema(schema) => schema_bounds::check_size(schema),
         Constraint::JsonObject => Ok(()),
         Constraint::Regex(pattern) => schema_bounds::check_pattern(pattern),
         Constraint::Lark(source) => schema_bounds::check_grammar(source),
     }
 }
 
-fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, EngineError> {
+fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, Failure> {
+    let json = |schema: &Value| spelled(schema).map(GrammarWithLexer::from_json_schema);
     let single = match constraint {
-        Constraint::JsonSchema(schema) => json_grammar(schema)?,
-        Constraint::JsonObject => json_grammar(&json!({"type": "object"}))?,
+        Constraint::JsonSchema(schema) => json(schema).map_err(Failure::Refused)?,
+        Constraint::JsonObject => json(&json!({"type": "object"})).map_err(Failure::Refused)?,
         Constraint::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
         Constraint::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
     };
     Ok(TopLevelGrammar::from_grammar(single))
 }
 
-fn json_grammar(schema: &Value) -> Result<GrammarWithLexer, EngineError> {
-    spelled_schema(schema).map(GrammarWithLexer::from_json_schema)
+/// A schema as it is compiled within a grammar.
+pub(crate) fn spelled_schema(schema: &Value) -> Result<Value, EngineError> {
+    spelled(schema).map_err(refused)
 }
 
-/// A schema as it is compiled, alone or within a grammar: checked, and with one spelling of JSON, a space after `:` and
-/// `,`, as models have mostly seen it, and no other white space.
-pub(crate) fn spelled_schema(schema: &Value) -> Result<Value, EngineError> {
-    let mut schema = match schema {
+/// A schema as it is compiled: checked, and with one spelling of JSON, a space after `:` and `,`, as models have
+/// mostly seen it, and no other white space. Only the escapes that have to be are there: with `\u0061` an additional
+/// property could be called `a` beside the `a` that the schema describes.
+fn spelled(schema: &Value) -> Result<Value, String> {
+    let schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Object(_) => schema.clone(),
-        other => return Err(refused(format!("a schema is an object, not {other}"))),
+        other => return Err(format!("a schema is an object, not {other}")),
     };
-    let options = JsonCompileOptions {
-        item_separator: ", ".to_string(),
-        key_separator: ": ".to_string(),
-        whitespace_flexible: false,
-        ..JsonCompileOptions::default()
-    };
-    one_of::inline_alternatives(&mut schema);
-    schema_bounds::check_schema(&schema).map_err(refused)?;
-    options.apply_to(&mut schema);
+    schema_bounds::check_size(&schema)?;
+    schema_keywords::check(&schema)?;
+    let mut schema = schema_form::normalise(&schema);
+    spelling().apply_to(&mut schema);
     Ok(schema)
 }
 
-fn refused(message: String) -> EngineError {
-    if message.contains("coerce_one_of") {
-        let message =
-            "`oneOf` is only possible where its alternatives visibly exclude each other; use `anyOf`";
-        return EngineError::Constraint { message: message.to_string() };
+fn spelling() -> JsonCompileOptions {
+    JsonCompileOptions {
+        item_separator: ", ".to_string(),
+        key_separator: ": ".to_string(),
+        whitespace_flexible: false,
+        json_allowed_escapes: Some("nrbtf\\\"".to_string()),
+        ..JsonCompileOptions::default()
     }
-    let message = message.split("\n<").next().unwrap_or_default().trim().to_string();
-    EngineError::Constraint { message }
+}
+
+fn refused(message: String) -> EngineError {
+    EngineError::Constraint { parameter: PARAMETER.to_string(), message }
+}
+
+/// The compiler's own words without its options and the dump of its state.
+fn plain_message(message: &str) -> String {
+    let clearer = [
+        (
+            "coerce_one_of",
+            "`oneOf` is only possible where its alternatives visibly exclude each other; use `anyOf`",
+        ),
+        (
+            "min/maxProperties only supported",
+            "`minProperties` and `maxProperties` are only possible where all `properties` are `required`, \
+             or, with `additionalProperties: false`, for one more than are",
+        ),
+    ];
+    if let Some((_, clearer)) = clearer.iter().find(|(theirs, _)| message.contains(theirs)) {
+        return (*clearer).to_string();
+    }
+    message.split("\n<").next().unwrap_or_default().trim().to_string()
 }

@@ -5,8 +5,11 @@
 //! knows nothing of tool calls or chat; those are written as schemas and grammars by others.
 
 mod compiler;
+mod complaint;
 mod one_of;
 mod schema_bounds;
+mod schema_form;
+mod schema_keywords;
 #[cfg(test)]
 mod tests;
 mod token_env;
@@ -17,6 +20,9 @@ use llguidance::toktrie::SimpleVob;
 use crate::EngineError;
 
 pub(crate) use compiler::{ConstraintCompiler, spelled_schema};
+
+/// The parameter that an error names where the constraint is the request's own.
+pub(crate) const PARAMETER: &str = "constraint";
 
 /// The state of one constrained generation.
 pub(crate) struct OutputConstraint {

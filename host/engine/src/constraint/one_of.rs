@@ -1,24 +1,43 @@
-//! llguidance accepts `oneOf` where it can see that the alternatives exclude each other, but does not look through
-//! references. Tagged enums in `$defs` are written just so, hence references that are alternatives are replaced by
-//! what they refer to. Nothing else changes, and what is still not visibly exclusive is refused by the compiler.
+//! `oneOf` where its alternatives exclude each other: then it is `anyOf`, which a grammar can follow.
+//!
+//! Invariant: `oneOf` is only replaced where no value can validate against two alternatives: their types differ, or
+//! their constants do, or a property that one of them requires excludes the other (the tag of a tagged union).
+//! References are looked through. What is not seen here to be exclusive is left to the compiler, which refuses it.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// Replaces `{"$ref": "#/…"}` among the alternatives of every `oneOf`, one level deep.
-pub(super) fn inline_alternatives(schema: &mut Value) {
+/// Schemas that are looked through at most, one within the other.
+const MAX_DEPTH: usize = 8;
+
+/// Replaces every `oneOf` whose alternatives exclude each other.
+pub(super) fn settle(schema: &mut Value) {
     let root = schema.clone();
-    visit(schema, &root);
+    // A reference into a `oneOf` would point to nothing.
+    if !root.to_string().contains("/oneOf/") {
+        visit(schema, &root);
+    }
 }
 
 fn visit(value: &mut Value, root: &Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| visit(item, root)),
         Value::Object(members) => {
-            members.values_mut().for_each(|member| visit(member, root));
-            let Some(Value::Array(alternatives)) = members.get_mut("oneOf") else { return };
-            for alternative in alternatives {
-                if let Some(target) = local_target(alternative, root) {
-                    *alternative = target.clone();
+            for (key, member) in members.iter_mut() {
+                if !matches!(key.as_str(), "const" | "enum" | "default" | "examples") {
+                    visit(member, root);
+                }
+            }
+            let Some(Value::Array(alternatives)) = members.get("oneOf") else { return };
+            let exclusive = alternatives.iter().enumerate().all(|(index, one)| {
+                alternatives[index + 1..].iter().all(|other| excludes(one, other, root, 0))
+            });
+            if exclusive && let Some(alternatives) = members.remove("oneOf") {
+                let alternatives = Map::from_iter([("anyOf".to_string(), alternatives)]);
+                match members.get_mut("allOf") {
+                    Some(Value::Array(all)) => all.push(alternatives.into()),
+                    _ => {
+                        members.insert("allOf".to_string(), Value::Array(vec![alternatives.into()]));
+                    }
                 }
             }
         }
@@ -26,13 +45,132 @@ fn visit(value: &mut Value, root: &Value) {
     }
 }
 
-/// What an alternative that is only a reference (and perhaps a description) refers to within the document.
-fn local_target<'a>(alternative: &Value, root: &'a Value) -> Option<&'a Value> {
-    let members = alternative.as_object()?;
-    if members.keys().any(|key| !matches!(key.as_str(), "$ref" | "description" | "title")) {
-        return None;
+/// Whether no value validates against both.
+fn excludes(one: &Value, other: &Value, root: &Value, depth: usize) -> bool {
+    if depth > MAX_DEPTH {
+        return false;
     }
-    let target = root.pointer(members.get("$ref")?.as_str()?.strip_prefix('#')?)?;
-    // A document with several bases means something else by "#".
-    (root.get("$id").is_none() && target.get("$id").is_none()).then_some(target)
+    let (ones, others) = (conjuncts(one, root), conjuncts(other, root));
+    // What is no object has no properties to tell it by.
+    let objects = types(&ones) == ["object"] && types(&others) == ["object"];
+    let names = if objects { [required(&ones), required(&others)].concat() } else { Vec::new() };
+    ones.iter().any(|one| {
+        others.iter().any(|other| {
+            one == &&Value::Bool(false)
+                || other == &&Value::Bool(false)
+                || constants_differ(one, other)
+                || property_excludes((one, other), &names, root, depth)
+        })
+    }) || disjoint(&types(&ones), &types(&others))
+        || alternatives_exclude(&ones, other, root, depth)
+        || alternatives_exclude(&others, one, root, depth)
+}
+
+/// The schema, what it refers to, and the members of `allOf`: all of them hold.
+fn conjuncts<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
+    let mut found = vec![schema];
+    let mut next = 0;
+    while let Some(schema) = found.get(next).copied().filter(|_| next < MAX_DEPTH) {
+        next += 1;
+        let reference = schema.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'));
+        found.extend(reference.and_then(|to| root.pointer(to)));
+        found.extend(schema.get("allOf").and_then(Value::as_array).into_iter().flatten());
+    }
+    found
+}
+
+/// The only types that a value may have. Integers are numbers.
+fn types(conjuncts: &[&Value]) -> Vec<&'static str> {
+    let mut possible = vec!["null", "boolean", "number", "string", "array", "object"];
+    for schema in conjuncts {
+        let said: Option<Vec<&str>> = match (schema.get("type"), constants(schema)) {
+            (Some(Value::String(kind)), _) => Some(vec![kind]),
+            (Some(Value::Array(kinds)), _) => Some(kinds.iter().filter_map(Value::as_str).collect()),
+            (_, Some(values)) => Some(values.into_iter().map(type_of).collect()),
+            _ => None,
+        };
+        if let Some(said) = said {
+            possible.retain(|kind| said.contains(kind) || *kind == "number" && said.contains(&"integer"));
+        }
+    }
+    possible
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn disjoint(ones: &[&str], others: &[&str]) -> bool {
+    ones.iter().all(|kind| !others.contains(kind))
+}
+
+fn constants(schema: &Value) -> Option<Vec<&Value>> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(vec![value]),
+        (_, Some(Value::Array(values))) => Some(values.iter().collect()),
+        _ => None,
+    }
+}
+
+fn constants_differ(one: &Value, other: &Value) -> bool {
+    let (Some(ones), Some(others)) = (constants(one), constants(other)) else { return false };
+    ones.iter().all(|one| others.iter().all(|other| surely_differ(one, other)))
+}
+
+/// 1 and 1.0 are the same number; what contains numbers is not looked into.
+fn surely_differ(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one.as_f64() != other.as_f64(),
+        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => false,
+        _ => one != other,
+    }
+}
+
+/// A property that is there in any case, and that cannot be what both say of it.
+fn property_excludes((one, other): (&Value, &Value), required: &[&str], root: &Value, depth: usize) -> bool {
+    required.iter().any(|name| match (property(one, name), property(other, name)) {
+        (Property::Forbidden, _) | (_, Property::Forbidden) => true,
+        (Property::Is(one), Property::Is(other)) => excludes(one, other, root, depth + 1),
+        _ => false,
+    })
+}
+
+/// What a schema says of a property.
+enum Property<'a> {
+    Is(&'a Value),
+    Forbidden,
+    Unknown,
+}
+
+fn property<'a>(schema: &'a Value, name: &str) -> Property<'a> {
+    match schema.get("properties").and_then(|properties| properties.get(name)) {
+        Some(property) => Property::Is(property),
+        None if schema.get("additionalProperties") == Some(&Value::Bool(false))
+            && schema.get("patternProperties").is_none() =>
+        {
+            Property::Forbidden
+        }
+        None => Property::Unknown,
+    }
+}
+
+fn required<'a>(conjuncts: &[&'a Value]) -> Vec<&'a str> {
+    let lists = conjuncts.iter().filter_map(|schema| schema.get("required")?.as_array());
+    lists.flatten().filter_map(Value::as_str).collect()
+}
+
+/// Whether one of `conjuncts` is a choice of which every alternative excludes `other`.
+fn alternatives_exclude(conjuncts: &[&Value], other: &Value, root: &Value, depth: usize) -> bool {
+    conjuncts.iter().any(|schema| {
+        ["anyOf", "oneOf"].iter().filter_map(|key| schema.get(*key)?.as_array()).any(|alternatives| {
+            alternatives.iter().all(|alternative| excludes(alternative, other, root, depth + 1))
+        })
+    })
 }

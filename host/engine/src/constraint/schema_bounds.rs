@@ -6,16 +6,12 @@ use serde_json::Value;
 const MAX_DEPTH: usize = 64;
 const MAX_VALUES: usize = 20_000;
 /// Repetitions that one keyword or quantifier may ask for.
-const MAX_REPETITIONS: u64 = 10_000;
+pub(super) const MAX_REPETITIONS: u64 = 10_000;
 
-/// Keywords whose number is a count of things that the grammar has to spell out.
-const COUNTS: [&str; 6] =
-    ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
-
-/// Nesting, size and counts of a JSON Schema. llguidance's own option key is refused: it could switch checks off.
-pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
+/// Nesting and size of a JSON Schema. llguidance's own option key is refused: it could switch checks off.
+pub(super) fn check_size(schema: &Value) -> Result<(), String> {
     if schema.get("x-guidance").is_some() {
-        return Err("the keyword `x-guidance` is not allowed".to_string());
+        return Err("the keyword `x-guidance` at `/x-guidance` is not allowed".to_string());
     }
     let mut values = 0;
     check_value(schema, 0, &mut values)
@@ -31,23 +27,9 @@ fn check_value(value: &Value, depth: usize, values: &mut usize) -> Result<(), St
     }
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| check_value(item, depth + 1, values)),
-        Value::Object(members) => members.iter().try_for_each(|(key, member)| {
-            if COUNTS.contains(&key.as_str()) && member.as_f64().is_some_and(|n| n > MAX_REPETITIONS as f64) {
-                return Err(format!("`{key}` is {member}; at most {MAX_REPETITIONS} is allowed"));
-            }
-            match (key.as_str(), member) {
-                ("pattern", Value::String(pattern)) => {
-                    check_pattern(pattern).map_err(|message| format!("`pattern`: {message}"))?;
-                }
-                ("patternProperties", Value::Object(patterns)) => {
-                    patterns.keys().try_for_each(|pattern| {
-                        check_pattern(pattern).map_err(|message| format!("`patternProperties`: {message}"))
-                    })?;
-                }
-                _ => {}
-            }
-            check_value(member, depth + 1, values)
-        }),
+        Value::Object(members) => {
+            members.values().try_for_each(|member| check_value(member, depth + 1, values))
+        }
         _ => Ok(()),
     }
 }
@@ -56,6 +38,38 @@ fn check_value(value: &Value, depth: usize, values: &mut usize) -> Result<(), St
 pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
     check_nesting(pattern)?;
     check_repetitions(pattern)
+}
+
+/// Nesting and repetition counts of a regular expression for a JSON string, and that it spells out no character that
+/// only a `\u…` of JSON could stand for.
+pub(super) fn check_string_pattern(pattern: &str) -> Result<(), String> {
+    check_pattern(pattern)?;
+    let mut rest = pattern;
+    while let Some((before, after)) = rest.split_once('\\') {
+        let code = match after.as_bytes() {
+            [b'x', ..] => after.get(1..3),
+            [b'u', ..] => after.get(1..5),
+            _ => None,
+        };
+        let code = code.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        let is_control = |code: u32| (code < 0x20 || code == 0x7F) && !matches!(code, 8..=10 | 12 | 13);
+        if code.is_some_and(is_control)
+            || after.starts_with(['v', 'a', 'c', '0'])
+            || before.contains(|c: char| c.is_ascii_control())
+            || after.starts_with("x{")
+            || after.starts_with("u{")
+        {
+            let shown: String = after.chars().take(5).collect();
+            return Err(format!("`\\{shown}` may be a control character, which is never generated"));
+        }
+        let mut escaped = after.chars();
+        escaped.next();
+        rest = escaped.as_str();
+    }
+    match rest.contains(|c: char| c.is_ascii_control()) {
+        true => Err("it has a control character, which is never generated".to_string()),
+        false => Ok(()),
+    }
 }
 
 /// Nesting and repetition counts of a grammar.

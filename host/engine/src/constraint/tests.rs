@@ -7,14 +7,14 @@ use crate::{Constraint, EngineError};
 
 fn compiler() -> ConstraintCompiler {
     let tokenizer = std::sync::Arc::new(crate::tests::fixture::byte_tokenizer());
-    ConstraintCompiler::new(&tokenizer, 320, &[crate::tests::fixture::EOS]).unwrap()
+    ConstraintCompiler::new(&tokenizer, 320, &[crate::tests::fixture::EOS], "bytes").unwrap()
 }
 
 /// The message of a refusal, or `None` if the constraint compiles.
 fn refusal(compiler: &ConstraintCompiler, constraint: Constraint) -> Option<String> {
     match compiler.compile(&constraint) {
         Ok(_) => None,
-        Err(EngineError::Constraint { message }) => Some(message),
+        Err(EngineError::Constraint { message, .. }) => Some(message),
         Err(other) => panic!("{other}"),
     }
 }
@@ -34,23 +34,84 @@ fn accepts(compiler: &ConstraintCompiler, constraint: &Constraint, text: &str) -
 }
 
 #[test]
-fn what_cannot_be_enforced_is_refused_by_name() {
+fn what_cannot_be_enforced_is_refused_with_its_keyword_and_place() {
     let compiler = compiler();
-    let cases: [(Value, &str); 10] = [
+    let nested = |schema: Value| json!({"type": "object", "properties": {"a/b": {"items": schema}}});
+    let cases = [
         (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
         (json!({"type": "array", "contains": {"type": "null"}}), "contains"),
         (json!({"not": {"type": "string"}}), "not"),
-        (json!({"type": "string", "format": "phase-of-the-moon"}), "phase-of-the-moon"),
-        (json!({"$ref": "#/$defs/missing"}), "missing"),
-        (json!({"$ref": "https://example.com/schema.json"}), "example.com"),
-        (json!({"type": "wat"}), "wat"),
-        (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),
         (json!({"if": {"type": "string"}, "then": {"maxLength": 3}}), "if"),
-        (json!(false), "schema"),
+        (json!({"propertyNames": {"maxLength": 3}}), "propertyNames"),
+        (json!({"dependentRequired": {"a": ["b"]}}), "dependentRequired"),
+        (json!({"unevaluatedProperties": false}), "unevaluatedProperties"),
+        (json!({"type": "string", "nullable": true}), "nullable"),
+        (json!({"type": "string", "maxLenght": 3}), "maxLenght"),
+        (json!({"type": "string", "format": "phase-of-the-moon"}), "format"),
+        (json!({"format": "int32"}), "format"),
+        (json!({"type": "wat"}), "type"),
+        (json!({"type": []}), "type"),
+        (json!({"enum": []}), "enum"),
+        (json!({"anyOf": []}), "anyOf"),
+        (json!({"required": true}), "required"),
+        (json!({"const": {"a": ["b\u{1}"]}}), "const"),
+        (json!({"enum": ["a", "\u{7f}"]}), "enum"),
+        (json!({"pattern": "a\\x01b"}), "pattern"),
+        (json!({"pattern": "a\u{b}"}), "pattern"),
+        (json!({"minLength": -1}), "minLength"),
+        (json!({"minItems": 1_000_000_000u64}), "minItems"),
+        (json!({"exclusiveMinimum": true}), "exclusiveMinimum"),
+        (json!({"minimum": 1e19}), "minimum"),
+        (json!({"multipleOf": 0}), "multipleOf"),
+        (json!({"pattern": "a{1000000}"}), "pattern"),
+        (json!({"patternProperties": {"(".repeat(200): true}}), "patternProperties"),
+        (json!({"minProperties": 3, "required": ["a"]}), "minProperties"),
+        (json!({"prefixItems": [true], "items": [true]}), "prefixItems"),
+        (json!({"$id": "https://example.com/inner"}), "$id"),
+        (json!({"$ref": "#/$defs/missing"}), "$ref"),
+        (json!({"$ref": "#/properties/a~1b"}), "$ref"),
+        (json!({"$ref": "https://example.com/schema.json"}), "$ref"),
+        (json!({"additionalProperties": 3}), "additionalProperties"),
     ];
-    for (schema, named) in cases {
-        let message = refusal(&compiler, Constraint::JsonSchema(schema.clone()));
-        assert!(message.as_ref().is_some_and(|text| text.contains(named)), "{schema}: {message:?}");
+    for (schema, keyword) in cases {
+        let message = refusal(&compiler, Constraint::JsonSchema(nested(schema.clone()))).unwrap_or_default();
+        let place = format!("/properties/a~1b/items/{keyword}");
+        assert!(message.contains(keyword) && message.contains(&place), "{schema}: {message}");
+    }
+    for (schema, named) in [
+        (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),
+        (json!({"$ref": "#/examples/0", "examples": [{"uniqueItems": true}]}), "/$ref"),
+        (
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [true]}),
+            "/prefixItems",
+        ),
+        (json!({"properties": {"a": 7}}), "/properties/a"),
+        (json!(false), "schema"),
+    ] {
+        let message = refusal(&compiler, Constraint::JsonSchema(schema.clone())).unwrap_or_default();
+        assert!(message.contains(named), "{schema}: {message}");
+    }
+    // What only the compiler finds.
+    for (schema, named) in [
+        (nested(json!({"pattern": "a(b"})), "`/properties/a~1b/items`"),
+        (
+            nested(
+                json!({"type": "object", "properties": {"a": true, "b": true}, "minProperties": 2, "required": ["a"]}),
+            ),
+            "minProperties",
+        ),
+        (
+            nested(json!({"anyOf": [{"type": "null"}, {"oneOf": [{"type": "integer"}, {"minimum": 3}]}]})),
+            "`/properties/a~1b/items/anyOf/1`",
+        ),
+        (
+            json!({"$defs": {"d": {"type": "string", "minLength": 3, "maxLength": 2}}, "$ref": "#/$defs/d"}),
+            "#/$defs/d",
+        ),
+        (json!({"patternProperties": {"^a": true, "a$": true}}), "disjoint"),
+    ] {
+        let message = refusal(&compiler, Constraint::JsonSchema(schema.clone())).unwrap_or_default();
+        assert!(message.contains(named), "{schema}: {message}");
     }
     for (constraint, named) in [
         (Constraint::Regex("a(b".to_string()), ""),
@@ -60,6 +121,86 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         let message = refusal(&compiler, constraint.clone());
         assert!(message.as_ref().is_some_and(|text| text.contains(named)), "{constraint:?}: {message:?}");
     }
+}
+
+#[test]
+fn notes_and_keywords_that_assert_nothing_are_allowed_everywhere() {
+    let compiler = compiler();
+    let noted = |mut schema: Value| {
+        let notes = json!({"title": "T", "description": "{\"not\": \"a keyword\"}", "default": {"if": 1}, "examples": [{"not": 1}],
+            "$comment": "c", "deprecated": true, "readOnly": true, "writeOnly": false, "x-order": 1, "uniqueItems": false,
+            "unevaluatedProperties": true, "propertyNames": {"type": "string"}});
+        schema.as_object_mut().unwrap().extend(notes.as_object().unwrap().clone());
+        schema
+    };
+    let names = ["not", "if", "uniqueItems", "format", "const", "enum", "required", "oneOf", "title", "$ref"];
+    let properties: serde_json::Map<String, Value> = names
+        .iter()
+        .map(|name| (name.to_string(), noted(json!({"type": "integer", "format": "uint8"}))))
+        .collect();
+    let schema = Constraint::JsonSchema(noted(json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/root",
+        "type": "object", "properties": properties, "required": names, "additionalProperties": false,
+    })));
+    let text: Vec<String> = names.iter().map(|name| format!("\"{name}\": 1")).collect();
+    assert!(accepts(&compiler, &schema, &format!("{{{}}}", text.join(", "))));
+    let data = json!({"uniqueItems": true, "minItems": 1e9, "pattern": "((", "$ref": "#/nowhere"});
+    let schema = Constraint::JsonSchema(json!({"const": data}));
+    let text =
+        "{\"uniqueItems\": true, \"minItems\": 1000000000, \"pattern\": \"((\", \"$ref\": \"#/nowhere\"}";
+    assert!(accepts(&compiler, &schema, text), "what stands in `const` is data");
+}
+
+#[test]
+fn bounds_past_what_is_exact_are_never_looser_than_asked() {
+    let compiler = compiler();
+    let integer = |extra: Value| {
+        let mut schema = json!({"type": "integer"});
+        schema.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        Constraint::JsonSchema(schema)
+    };
+    let largest = integer(json!({"maximum": u64::MAX, "minimum": i64::MIN}));
+    assert!(accepts(&compiler, &largest, "8999999999999999999") && accepts(&compiler, &largest, "-12"));
+    assert!(!accepts(&compiler, &largest, "18446744073709551616"));
+    let exclusive = integer(json!({"exclusiveMaximum": 9_007_199_254_740_993_u64, "minimum": 9e15}));
+    assert!(accepts(&compiler, &exclusive, "9007199254740990"));
+    assert!(!accepts(&compiler, &exclusive, "9007199254740993"));
+}
+
+#[test]
+fn an_additional_property_cannot_be_spelled_like_one_that_is_described() {
+    let compiler = compiler();
+    let schema = Constraint::JsonSchema(json!({
+        "type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"},
+    }));
+    assert!(accepts(&compiler, &schema, r#"{"a": 1, "b\n\"": "x"}"#));
+    assert!(!accepts(&compiler, &schema, r#"{"a": "x"}"#));
+    assert!(!accepts(&compiler, &schema, r#"{"\u0061": "x"}"#));
+}
+
+#[test]
+fn threads_that_need_the_same_constraint_compile_it_once() {
+    let compiler = std::sync::Arc::new(compiler());
+    let barrier = std::sync::Arc::new(std::sync::Barrier::new(8));
+    let ask = |constraint: Constraint| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let (compiler, barrier, constraint) = (compiler.clone(), barrier.clone(), constraint.clone());
+                std::thread::spawn(move || {
+                    barrier.wait();
+                    refusal(&compiler, constraint)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    };
+    let schema =
+        json!({"type": "array", "items": {"type": "string", "pattern": "^[a-z]{3,40}$"}, "maxItems": 30});
+    assert_eq!(ask(Constraint::JsonSchema(schema)), vec![None; 8]);
+    let refusals = ask(Constraint::JsonSchema(json!({"type": "string", "pattern": "a(b"})));
+    assert!(refusals.iter().all(|refusal| refusal.is_some() && *refusal == refusals[0]), "{refusals:?}");
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!((count(&compiler.misses), count(&compiler.hits)), (2, 14));
 }
 
 #[test]
@@ -91,10 +232,26 @@ fn alternatives_that_exclude_each_other_compile_also_through_references() {
     assert!(accepts(&compiler, &schema, r#"{"tag": "flag", "value": true}"#));
     assert!(accepts(&compiler, &schema, r#"{"tag": "none", "value": null}"#));
     assert!(!accepts(&compiler, &schema, r#"{"tag": "none", "value": true}"#));
-    let overlapping = json!({"oneOf": [{"type": "integer"}, {"type": "number"}]});
-    assert!(
-        refusal(&compiler, Constraint::JsonSchema(overlapping)).is_some_and(|text| text.contains("anyOf"))
-    );
+    for schema in [
+        json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        json!({"oneOf": [{"const": 1}, {"enum": [2, 1.0]}]}),
+        json!({"oneOf": [{"properties": {"tag": {"const": "a"}}}, {"properties": {"tag": {"const": "b"}}}]}),
+        json!({"oneOf": [{"required": ["a"], "properties": {"a": {"const": 1}}}, {"required": ["a"], "properties": {"a": {"const": 2}}}]}),
+        json!({"oneOf": [{"type": "string"}, {"$ref": "#"}]}),
+    ] {
+        let message = refusal(&compiler, Constraint::JsonSchema(schema.clone()));
+        assert!(message.as_ref().is_some_and(|text| text.contains("anyOf")), "{schema}: {message:?}");
+    }
+    let outer = |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": false});
+    let schema = Constraint::JsonSchema(json!({
+        "$defs": {"one": outer("one"), "two": outer("two"), "number": {"enum": [1, 2]}},
+        "oneOf": [{"$ref": "#/$defs/one"}, {"allOf": [{"$ref": "#/$defs/two"}]}, {"$ref": "#/$defs/number"},
+                  {"const": 3}, {"type": ["null", "string"]}, {"anyOf": [{"const": true}, {"type": "array"}]}],
+    }));
+    for text in ["{\"one\": 1}", "{\"two\": 2}", "2", "3", "null", "\"x\"", "true", "[{}]"] {
+        assert!(accepts(&compiler, &schema, text), "{text}");
+    }
+    assert!(!accepts(&compiler, &schema, "{\"one\": 1, \"two\": 2}") && !accepts(&compiler, &schema, "4"));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! The body of `/v1/chat/completions`.
 
-use super::{fields::Fields, parameters::Parameters, response_format};
+use super::{
+    fields::Fields,
+    parameters::Parameters,
+    response_format::{self, Form},
+};
 use crate::ApiError;
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
-    Affinity, Constraint,
+    Affinity,
     chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
 };
 
@@ -24,7 +28,7 @@ pub(crate) struct ChatBody {
     tools: Vec<ToolBody>,
     tool_choice: ToolChoice,
     parallel_tool_calls: bool,
-    output: Option<Constraint>,
+    output: Option<Form>,
     logprobs: bool,
     top_logprobs: Option<u32>,
     max_tokens: Option<u32>,
@@ -130,7 +134,7 @@ impl ChatBody {
             tools: self.tools.iter().map(ToolBody::read).collect(),
             tool_choice: self.tool_choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
-            output: self.output.clone(),
+            output: self.output.as_ref().map(|form| form.constraint.clone()),
             sampling: self.parameters.sampling()?,
             seed: self.parameters.seed_of(choice),
             max_tokens: self.max_tokens.map(|tokens| tokens as usize),
@@ -140,6 +144,11 @@ impl ChatBody {
             affinity: affinity.clone(),
             ..ChatOptions::default()
         })
+    }
+
+    /// The field that gives the form of the answer.
+    pub(crate) fn form_field(&self) -> Option<&'static str> {
+        self.output.as_ref().map(|form| form.field)
     }
 
     fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {

@@ -5,25 +5,32 @@ use crate::ApiError;
 use serde_json::Value;
 use skep_engine::Constraint;
 
-/// The form that the answer must have, from `response_format` or one of the `guided_…` fields.
-pub(crate) fn take(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
+/// The form that the answer must have, and the field that says so.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Form {
+    pub field: &'static str,
+    pub constraint: Constraint,
+}
+
+/// From `response_format` or one of the `guided_…` fields.
+pub(crate) fn take(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
     let mut found = Vec::new();
     let format = fields.take::<Value>("response_format")?;
     if let Some(constraint) = format.as_ref().map(of_format).transpose()?.flatten() {
-        found.push(("response_format", constraint));
+        found.push(Form { field: "response_format", constraint });
     }
     if let Some(schema) = fields.take::<Value>("guided_json")? {
-        found.push(("guided_json", Constraint::JsonSchema(schema)));
+        found.push(Form { field: "guided_json", constraint: Constraint::JsonSchema(schema) });
     }
     if let Some(regex) = fields.take("guided_regex")? {
-        found.push(("guided_regex", Constraint::Regex(regex)));
+        found.push(Form { field: "guided_regex", constraint: Constraint::Regex(regex) });
     }
     if let Some(grammar) = fields.take("guided_grammar")? {
-        found.push(("guided_grammar", Constraint::Lark(grammar)));
+        found.push(Form { field: "guided_grammar", constraint: Constraint::Lark(grammar) });
     }
     match found.as_slice() {
-        [_, (second, _), ..] => Err(ApiError::parameter(*second, "the answer can have one form only")),
-        _ => Ok(found.pop().map(|(_, constraint)| constraint)),
+        [_, second, ..] => Err(ApiError::parameter(second.field, "the answer can have one form only")),
+        _ => Ok(found.pop()),
     }
 }
 
@@ -67,7 +74,8 @@ mod tests {
     use serde_json::json;
 
     fn of_fields(fields: Value) -> Result<Option<Constraint>, ApiError> {
-        take(&mut serde_json::from_value(fields).unwrap())
+        let form = take(&mut serde_json::from_value(fields).unwrap())?;
+        Ok(form.map(|form| form.constraint))
     }
 
     fn of(format: Value) -> Result<Option<Constraint>, ApiError> {

@@ -49,10 +49,12 @@ async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> 
     let wants_logprobs = options[0].top_logprobs.is_some();
     let is_quick =
         body.text_bytes() <= QUICK_TEXT_BYTES && options[0].output.is_none() && options[0].tools.is_empty();
-    let started = engine.clone();
+    let (started, form_field) = (engine.clone(), body.form_field());
     let mut choices = apart(is_quick, move || {
         let chats = options.into_iter().map(|options| chat(&started, &messages, options));
-        Ok(chats.collect::<Result<Vec<ChatStream>, EngineError>>()?)
+        chats
+            .collect::<Result<Vec<ChatStream>, EngineError>>()
+            .map_err(|error| ApiError::of_request(error, form_field))
     })
     .await?;
     // A refusal is a status, not an event: wait for the first event before the answer begins.

@@ -5,7 +5,12 @@ use crate::{
     body::JsonBody,
     headers,
     openai::{
-        Envelope, fields::Fields, logprobs::TextLogprobs, parameters::Parameters, response_format, usage_json,
+        Envelope,
+        fields::Fields,
+        logprobs::TextLogprobs,
+        parameters::Parameters,
+        response_format::{self, Form},
+        usage_json,
     },
     routes::{QUICK_TEXT_BYTES, apart, chat_completions::engine_of},
     sse::{self, Message, Step, Writer},
@@ -20,7 +25,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_engine::{
-    Affinity, Constraint, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
+    Affinity, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
     chat::encode_prompt,
 };
 
@@ -33,7 +38,7 @@ struct CompletionBody {
     prompt: Prompt,
     echo: bool,
     logprobs: Option<u32>,
-    output: Option<Constraint>,
+    output: Option<Form>,
     parameters: Parameters,
 }
 
@@ -109,7 +114,11 @@ impl CompletionBody {
             for choice in 0..per_prompt {
                 let mut request = self.request(prompt.clone(), choice)?;
                 request.affinity = affinity.clone();
-                choices.push((Choice::new(choices.len(), engine, self, prompt), engine.generate(request)?));
+                let stream = engine.generate(request);
+                let stream = stream.map_err(|error| {
+                    ApiError::of_request(error, self.output.as_ref().map(|form| form.field))
+                })?;
+                choices.push((Choice::new(choices.len(), engine, self, prompt), stream));
             }
         }
         Ok(choices)
@@ -143,7 +152,7 @@ impl CompletionBody {
             max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
             stop: self.parameters.stops(),
             ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
-            constraint: self.output.clone(),
+            constraint: self.output.as_ref().map(|form| form.constraint.clone()),
             top_logprobs: self.logprobs,
             prompt_logprobs: self.logprobs.filter(|_| self.echo),
             ..GenerateRequest::new(prompt)
@@ -164,6 +173,8 @@ struct Choice {
     /// The prompt, if it is to be echoed and scored.
     scored_prompt: Vec<u32>,
     logprobs: Option<TextLogprobs>,
+    /// The text has to have a form: half of it is not what was asked for.
+    must_be_whole: bool,
     finish: Option<&'static str>,
     usage: Usage,
 }
@@ -177,6 +188,7 @@ impl Choice {
             text: if body.echo { engine.tokenizer().decode(prompt, false) } else { String::new() },
             scored_prompt: if body.echo && logprobs.is_some() { prompt.to_vec() } else { Vec::new() },
             logprobs,
+            must_be_whole: body.output.is_some(),
             finish: None,
             usage: Usage::default(),
         }
@@ -204,6 +216,7 @@ impl Choice {
                 self.usage = finished.usage;
                 self.finish = Some(match finished.reason {
                     FinishReason::Length => "length",
+                    reason if self.must_be_whole && reason.cuts_off() => "length",
                     _ => "stop",
                 });
             }

@@ -125,16 +125,57 @@ async fn forms_of_the_answer_are_enforced() {
 }
 
 #[tokio::test]
+async fn half_an_object_is_never_presented_as_done() {
+    let server = Server::start().await;
+    let form = json!({"guided_json": {"const": {"key": "value"}}, "max_tokens": 40, "ignore_eos": false});
+    for cut in [json!({"stop": "val"}), json!({"max_tokens": 3}), json!({"stop": ["}"], "stream": true})] {
+        for (path, prompt) in [
+            (CHAT, json!({"messages": [{"role": "user", "content": "x"}]})),
+            ("/v1/completions", json!({"prompt": "x"})),
+        ] {
+            let mut body = form.clone();
+            body.as_object_mut().unwrap().extend(cut.as_object().unwrap().clone());
+            body.as_object_mut().unwrap().extend(prompt.as_object().unwrap().clone());
+            let answer = server.ok(path, &body).await;
+            let chunks = if body["stream"] == true { answer.chunks() } else { vec![answer.json()] };
+            let finish = &chunks.last().unwrap()["choices"][0]["finish_reason"];
+            assert_eq!(finish, "length", "{path} {cut}: {}", answer.text);
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_enforced_is_an_error_that_names_it() {
     let server = Server::start().await;
     let schema = json!({"type": "array", "uniqueItems": true});
-    let error = server.post(CHAT, &hello(json!({"guided_json": schema}))).await.error();
-    assert_eq!(error["code"], "schema_invalid");
-    assert!(error["message"].as_str().unwrap().contains("uniqueItems"), "{error}");
+    for (field, form) in [
+        ("guided_json", json!({"items": schema})),
+        ("response_format", json!({"type": "json_schema", "json_schema": {"schema": {"items": schema}}})),
+    ] {
+        for (path, prompt) in [(CHAT, "messages"), ("/v1/completions", "prompt")] {
+            let mut body = hello(json!({field: form}));
+            if prompt == "prompt" {
+                body.as_object_mut().unwrap().remove("messages");
+                body[prompt] = json!("x");
+            }
+            let error = server.post(path, &body).await.error();
+            assert_eq!(
+                (&error["code"], &error["param"]),
+                (&json!("schema_invalid"), &json!(field)),
+                "{path}"
+            );
+            assert!(
+                error["message"].as_str().unwrap().contains("`uniqueItems` at `/items/uniqueItems`"),
+                "{error}"
+            );
+        }
+    }
     let mut tools = weather();
     tools[0]["function"]["parameters"]["properties"]["x"] = schema;
     let error = server.post(CHAT, &hello(json!({"tools": tools}))).await.error();
     assert!(error["message"].as_str().unwrap().contains("weather"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("`/properties/x/uniqueItems`"), "{error}");
+    assert_eq!(error["param"], "tools[0].parameters");
     assert_eq!(
         server.post(CHAT, &hello(json!({"guided_regex": "("}))).await.error()["code"],
         "schema_invalid"

@@ -34,8 +34,6 @@ pub(crate) struct Begun {
     stream: ChatStream,
     reservation: Reservation,
     visible: bool,
-    /// Cut off, it is worth nothing.
-    must_complete: bool,
 }
 
 /// Takes the conversation and submits the request; what is wrong with the request is known at once.
@@ -49,18 +47,16 @@ pub(crate) fn begin(
     let (generating, transcript) = conversation.begin()?;
     let reservation = turn.reserve(asked(chat.max_tokens))?;
     chat.max_tokens = Some(reservation.max_tokens as usize);
-    let must_call = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    let must_complete = must_call || chat.output.is_some();
     let stream = transcript.generate(&conversation.engine, chat).map_err(engine_error)?;
-    Ok(Begun { turn, generating, stream, reservation, visible, must_complete })
+    Ok(Begun { turn, generating, stream, reservation, visible })
 }
 
 impl Begun {
     /// Generates the message and appends it. The text also goes to `sink` as it comes.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Result<inference::Generation, Error> {
-        let Begun { turn, generating, stream, reservation, visible, must_complete } = self;
-        let (outcome, call_cut_off) = follow(&turn, stream, reservation, visible, sink).await?;
-        if outcome.finish == ChatFinish::Length && (must_complete || call_cut_off) {
+        let Begun { turn, generating, stream, reservation, visible } = self;
+        let outcome = follow(&turn, stream, reservation, visible, sink).await?;
+        if outcome.cut_off {
             return Err(Error::Truncated);
         }
         let calls = validate_calls(&turn, &outcome.tool_calls)?;
@@ -128,14 +124,17 @@ pub(crate) async fn complete(
         append(&turn, visible, &mut text, &finished.text_rest);
         reservation.settle(&finished.usage);
         turn.events.push(RunEvent::Generation { usage: finished.usage, timing: finished.timing });
-        let cut_off = finished.reason == FinishReason::Length;
-        if cut_off && must_complete {
+        if must_complete && finished.reason.cuts_off() {
             return Err(Error::Truncated);
         }
+        let finish = match finished.reason {
+            FinishReason::Length => inference::FinishReason::Length,
+            _ => inference::FinishReason::Stop,
+        };
         return Ok(inference::Generation {
             text,
             tool_calls: Vec::new(),
-            finish: if cut_off { inference::FinishReason::Length } else { inference::FinishReason::Stop },
+            finish,
             usage: usage(&finished.usage),
             timing: timing(&finished.timing),
         });
@@ -143,15 +142,14 @@ pub(crate) async fn complete(
     Err(Error::Internal("the generation ended without a result".into()))
 }
 
-/// Reads a chat to its end. Also says whether a tool call began and never ended.
+/// Reads a chat to its end.
 async fn follow(
     turn: &Turn,
     mut stream: ChatStream,
     mut reservation: Reservation,
     visible: bool,
     sink: Option<TextSink>,
-) -> Result<(ChatOutcome, bool), Error> {
-    let mut open_calls = 0_usize;
+) -> Result<ChatOutcome, Error> {
     while let Some(event) = stream.next().await {
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
@@ -163,14 +161,14 @@ async fn follow(
                     sink.push(&delta);
                 }
             }
-            ChatEvent::ToolCallStarted { .. } => open_calls += 1,
             ChatEvent::ToolCallArguments { .. } => reservation.produced_one(),
-            ChatEvent::ToolCallFinished { .. } => open_calls = open_calls.saturating_sub(1),
-            ChatEvent::Started { .. } => {}
+            ChatEvent::Started { .. }
+            | ChatEvent::ToolCallStarted { .. }
+            | ChatEvent::ToolCallFinished { .. } => {}
             ChatEvent::Finished(outcome) => {
                 reservation.settle(&outcome.usage);
                 turn.events.push(RunEvent::Generation { usage: outcome.usage, timing: outcome.timing });
-                return Ok((outcome, open_calls > 0));
+                return Ok(outcome);
             }
         }
     }

@@ -74,3 +74,59 @@ async fn a_turns_tokens_are_bounded() {
     let outcome = host.ask("chat", "s", "hi").await.expect("goes well");
     assert!((1..=3).contains(&outcome.usage.completion_tokens), "{outcome:?}");
 }
+
+/// Generates a text of this form, at most eight tokens and up to `stop`, and replies with `T` for the error `truncated`,
+/// with `E` for any other error and with `O` for half an answer.
+///
+/// Beside what `chatter` writes: `stop` at 80, `output` at 108 of the options.
+fn former(schema: &str, stop: Option<&str>) -> Guest {
+    let chatter = chatter();
+    let (stop, stops) = (stop.unwrap_or_default(), i32::from(stop.is_some()));
+    let data = |text: &str| text.bytes().map(|byte| format!("\\{byte:02x}")).collect::<String>();
+    let module = format!(
+        r#"{} (data (i32.const 4096) "{}") (data (i32.const 5120) "{}") (data (i32.const 5600) "TEO")"#,
+        chatter.module,
+        data(schema),
+        data(stop)
+    );
+    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("it generates");
+    let on_message = format!(
+        r#"{begin}
+            (i32.store (i32.const 5400) (i32.const 5120))
+            (i32.store (i32.const 5404) (i32.const {}))
+            (i32.store offset=88 (i32.const 1024) (i32.const 5400))
+            (i32.store offset=92 (i32.const 1024) (i32.const {stops}))
+            (i32.store8 offset=116 (i32.const 1024) (i32.const 1))
+            (i32.store offset=120 (i32.const 1024) (i32.const 4096))
+            (i32.store offset=124 (i32.const 1024) (i32.const {}))
+            (call $generate (i32.const 1024) (i32.const 2048))
+            (local.set $length (i32.const 1))
+            (local.set $text (i32.const 5602))
+            (if (i32.load8_u (i32.const 2048)) (then
+                (local.set $text (i32.const 5601))
+                (if (i32.eq (i32.load8_u offset=8 (i32.const 2048)) (i32.const 2))
+                    (then (local.set $text (i32.const 5600))))))"#,
+        stop.len(),
+        schema.len()
+    );
+    Guest { module: module.leak(), on_message: on_message.leak(), ..chatter }
+}
+
+#[tokio::test]
+async fn a_form_that_is_cut_off_is_an_error_of_its_own_and_leaves_no_message() {
+    let host = Host::start().await;
+    let long = r#"{"type": "string", "minLength": 50}"#;
+    let fixed = r#"{"const": "abcdefgh"}"#;
+    for (name, guest, answer) in [
+        ("limited", former(long, None), "T"),
+        ("stopped", former(r#"{"const": "abcd"}"#, Some("cd")), "T"),
+        ("refused", former(r#"{"type": "array", "uniqueItems": true}"#, None), "E"),
+        ("whole", former(r#"{"const": "ab"}"#, None), "O"),
+        ("fixed", former(fixed, None), "T"),
+    ] {
+        host.deploy(name, "", guest).await.expect("valid");
+        assert_eq!(host.answer(name, "s", "hi").await, answer, "{name}");
+        let messages = host.agents.session(name, "s").await.expect("it is there").messages.len();
+        assert_eq!(messages, if answer == "O" { 2 } else { 1 }, "{name}");
+    }
+}
