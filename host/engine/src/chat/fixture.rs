@@ -10,9 +10,9 @@ use skep_model::{
 
 use crate::{Engine, EngineOptions};
 
-pub(super) const EOS: u32 = 2;
+pub(crate) const EOS: u32 = 2;
 
-pub(super) fn tokenizer() -> Tokenizer {
+pub(crate) fn tokenizer() -> Tokenizer {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer/byte-level-chatml.json");
     Tokenizer::from_json(&std::fs::read(path).expect("the fixture is there"))

@@ -16,9 +16,11 @@ mod tool_parser;
 mod transcript;
 
 #[cfg(test)]
+mod chunking_tests;
+#[cfg(test)]
 mod drafted;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::ChatOptions;

@@ -2,13 +2,17 @@
 //! must not depend on what else runs, on what is cached, or on how steps are cut.
 
 mod batching;
+mod chunking;
 mod constrained;
 pub(crate) mod dice;
+pub(crate) mod draws;
 mod executors;
 pub(crate) mod fixture;
 mod health;
 mod lifecycle;
 mod prefix_cache;
+mod random_schemas;
 mod routing;
+mod schema_fuzz;
 mod speculation;
 mod text;

@@ -5,4 +5,5 @@ mod chat;
 mod completions;
 mod drain;
 mod fixture;
+mod streaming;
 mod streams;
