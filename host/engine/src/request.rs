@@ -69,6 +69,9 @@ pub struct GenerateRequest {
     pub prompt_logprobs: Option<u32>,
     /// The text contains the text of special tokens.
     pub keep_special: bool,
+    /// Output that an earlier run of the same request produced before it was cut off. It is taken over, told again, and
+    /// counted as produced; then the generation goes on with the draw that would have come next.
+    pub resume: Vec<u32>,
     pub affinity: Affinity,
     pub priority: Priority,
     /// `None`: the engine's default.
@@ -88,6 +91,7 @@ impl GenerateRequest {
             top_logprobs: None,
             prompt_logprobs: None,
             keep_special: false,
+            resume: Vec::new(),
             affinity: Affinity::default(),
             priority: Priority::default(),
             deadline: None,
@@ -127,7 +131,13 @@ impl GenerateRequest {
                 return Err(EngineError::invalid(parameter, format!("at most {MAX_TOP_LOGPROBS}")));
             }
         }
-        let requested = self.max_tokens.unwrap_or(1);
+        if self.resume.iter().any(|id| *id as usize >= model.vocabulary_size)
+            || self.max_tokens.is_some_and(|most| self.resume.len() > most)
+        {
+            let message = "the tokens to go on from are not of this model, or more than `max_tokens`";
+            return Err(EngineError::invalid("resume", message));
+        }
+        let requested = self.max_tokens.unwrap_or(1).max(self.resume.len());
         match prompt.checked_add(requested) {
             Some(total) if total <= limit => Ok(self.max_tokens.unwrap_or(limit - prompt)),
             _ => Err(EngineError::ContextOverflow { limit, prompt, requested }),

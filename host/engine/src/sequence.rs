@@ -153,7 +153,7 @@ impl Sequence {
     }
 
     /// The sequence starts to run (again) with `pages` of which all are computed. On the first time the caller is
-    /// told, and what the constraint forces at the very beginning joins the prompt's prefill.
+    /// told, and what is known of the output already joins the prompt's prefill.
     pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
         self.computed = pages.capacity_tokens();
         self.pages = pages;
@@ -179,7 +179,7 @@ impl Sequence {
         if self.is_prefill_only() || self.next_scored_row().is_some() {
             Ok(None)
         } else {
-            self.append_forced()
+            self.append_known()
         }
     }
 
@@ -317,6 +317,25 @@ impl Sequence {
         if let Some(scores) = self.scores.as_ref().filter(|scores| scores.len() == self.prompt_len) {
             self.emit(Ok(TokenEvent::PromptLogprobs(scores.clone())));
         }
+    }
+
+    /// What is forced at the very beginning, and what an earlier run produced.
+    fn append_known(&mut self) -> Result<Option<FinishReason>, EngineError> {
+        let resume = std::mem::take(&mut self.request.resume);
+        let mut ended = self.append_forced()?;
+        while ended.is_none() && self.output().len() < resume.len() {
+            ended = self.append(resume[self.output().len()], false, None)?;
+            if ended.is_none() {
+                ended = self.append_forced()?;
+            }
+        }
+        // What the constraint forces now must be what it forced then.
+        let common = self.output().len().min(resume.len());
+        if self.output()[..common] != resume[..common] {
+            let message = "the output to go on from does not fit the constraint".to_string();
+            return Err(EngineError::Failed(message));
+        }
+        Ok(ended)
     }
 
     fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {

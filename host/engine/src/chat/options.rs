@@ -25,6 +25,8 @@ pub struct ChatOptions {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub top_logprobs: Option<u32>,
+    /// See [`crate::GenerateRequest::resume`].
+    pub resume: Vec<u32>,
     pub affinity: Affinity,
     pub priority: Priority,
     pub deadline: Option<Instant>,
@@ -43,6 +45,7 @@ impl Default for ChatOptions {
             stop: Vec::new(),
             ignore_eos: false,
             top_logprobs: None,
+            resume: Vec::new(),
             affinity: Affinity::default(),
             priority: Priority::Interactive,
             deadline: None,

@@ -100,6 +100,7 @@ pub struct ChatStream {
     ready: VecDeque<ChatEvent>,
     /// Of tokens whose text was not told yet.
     logprobs: Vec<TokenLogprob>,
+    produced: Vec<u32>,
     text: String,
     raw: String,
     tool_calls: Vec<ToolCall>,
@@ -125,6 +126,7 @@ impl ChatStream {
         request.stop = options.stop.clone();
         request.ignore_eos = options.ignore_eos;
         request.top_logprobs = options.top_logprobs;
+        request.resume = options.resume.clone();
         request.affinity = options.affinity.clone();
         request.priority = options.priority;
         request.deadline = options.deadline;
@@ -139,6 +141,7 @@ impl ChatStream {
             prompt,
             ready: VecDeque::new(),
             logprobs: Vec::new(),
+            produced: Vec::new(),
             text: String::new(),
             raw: String::new(),
             tool_calls: Vec::new(),
@@ -150,6 +153,11 @@ impl ChatStream {
     /// The next event; `None` after `Finished` or an error.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, EngineError>> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    /// All tokens of which an event has told so far, in the order of their production.
+    pub fn produced(&self) -> &[u32] {
+        &self.produced
     }
 
     /// Waits for the end.
@@ -189,6 +197,7 @@ impl ChatStream {
             }
             TokenEvent::PromptLogprobs(_) => {}
             TokenEvent::Token(Token { id, text, logprob, .. }) => {
+                self.produced.push(id);
                 let ends = text.is_empty() && self.end_tokens.contains(&id);
                 self.logprobs.extend(logprob.filter(|_| !ends));
                 self.say(&text);

@@ -69,6 +69,11 @@ impl Transcript {
         &self.tokens
     }
 
+    /// The text of [`Transcript::tokens`].
+    pub fn rendered(&self) -> &str {
+        &self.rendered
+    }
+
     /// Sum over all answers that were committed.
     pub fn usage(&self) -> Usage {
         let UsageSum {

@@ -12,6 +12,7 @@ mod health;
 mod lifecycle;
 mod prefix_cache;
 mod random_schemas;
+mod resumed;
 mod routing;
 mod schema_fuzz;
 mod speculation;
