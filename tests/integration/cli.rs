@@ -26,6 +26,7 @@ fn every_command_explains_itself() {
         "deploy",
         "list",
         "invoke",
+        "turn",
         "chat",
         "logs",
         "model",

@@ -13,7 +13,10 @@ use serde::de::DeserializeOwned;
 use crate::failure::{Refused, Unreachable, Usage};
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
-pub use wire::{Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, Usage as TokenUsage};
+pub use wire::{
+    AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
+    Usage as TokenUsage,
+};
 
 /// The environment variable that names another host.
 pub const URL_VARIABLE: &str = "SKEP_URL";
@@ -64,7 +67,46 @@ impl Client {
 
     /// Sends a message and waits for the whole answer.
     pub async fn send(&self, agent: &str, session: &str, text: &str) -> Result<Turn> {
-        self.json(self.message(agent, session, text)).await
+        self.send_once(agent, session, text, None).await
+    }
+
+    /// The same; with a key, the message is the same turn however often it is sent.
+    pub async fn send_once(
+        &self,
+        agent: &str,
+        session: &str,
+        text: &str,
+        idempotency_key: Option<&str>,
+    ) -> Result<Turn> {
+        self.json(with_key(self.message(agent, session, text), idempotency_key)).await
+    }
+
+    /// Sends a message whose turn goes on by itself.
+    pub async fn send_detached(
+        &self,
+        agent: &str,
+        session: &str,
+        text: &str,
+        idempotency_key: Option<&str>,
+    ) -> Result<AcceptedTurn> {
+        let request = self.message(agent, session, text).header("prefer", "respond-async");
+        self.json(with_key(request, idempotency_key)).await
+    }
+
+    /// How a turn stands.
+    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
+        self.json(self.request(Method::GET, &turn_path(agent, session, turn))).await
+    }
+
+    pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<()> {
+        self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))).await.map(drop)
+    }
+
+    /// The events of a turn from its first one, until it has ended.
+    pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStream> {
+        let mut path = turn_path(agent, session, turn).to_vec();
+        path.push("events");
+        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)).await?))
     }
 
     /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
@@ -155,6 +197,17 @@ async fn send(base: &Url, request: RequestBuilder) -> Result<Response> {
             bail!(Unreachable { url: base.as_str().trim_end_matches('/').to_owned(), cause });
         }
         Err(error) => Err(error).context("the host did not answer"),
+    }
+}
+
+fn turn_path<'a>(agent: &'a str, session: &'a str, turn: &'a str) -> [&'a str; 7] {
+    ["v1", "agents", agent, "sessions", session, "turns", turn]
+}
+
+fn with_key(request: RequestBuilder, idempotency_key: Option<&str>) -> RequestBuilder {
+    match idempotency_key {
+        Some(key) => request.header("idempotency-key", key),
+        None => request,
     }
 }
 

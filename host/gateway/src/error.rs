@@ -123,7 +123,8 @@ impl From<RuntimeError> for ApiError {
             }
             RuntimeError::AgentNotFound { .. }
             | RuntimeError::SessionNotFound { .. }
-            | RuntimeError::VersionNotFound { .. } => StatusCode::NOT_FOUND,
+            | RuntimeError::VersionNotFound { .. }
+            | RuntimeError::TurnNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::Route { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::Manifest { .. }

@@ -29,6 +29,19 @@ pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Api
     text(headers, "idempotency-key")
 }
 
+/// Whether the client wants an answer before the work is done (RFC 7240).
+pub(crate) fn prefers_async(headers: &HeaderMap) -> bool {
+    let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    preferences.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case("respond-async"))
+}
+
+/// The last event that a client saw before it lost the stream.
+pub(crate) fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
+    let Some(value) = text(headers, "last-event-id")? else { return Ok(None) };
+    let rule = "the header last-event-id must be the id of an event of this turn: a number";
+    value.parse().map(Some).map_err(|_| ApiError::parameter("last-event-id", rule))
+}
+
 /// Whether the answer is to be a stream of events.
 pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all("accept").iter().filter_map(|value| value.to_str().ok());

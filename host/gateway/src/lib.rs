@@ -1,7 +1,8 @@
 //! HTTP in and out: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
 //!
 //! JSON shapes live here and nowhere else. Every error has OpenAI's shape and a stable code, every body is bounded
-//! before it is read, and a client that goes away cancels what it asked for, because the answer's body owns the run.
+//! before it is read, and a client that goes away cancels what it asked for, because the answer's body owns the run;
+//! unless it asked for a turn that goes on by itself, with an idempotency key or with `prefer: respond-async`.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -138,6 +139,11 @@ fn routes_of(gateway: Gateway) -> Router {
             get(routes::sessions::show).delete(routes::sessions::delete),
         )
         .route("/v1/agents/{agent}/sessions/{session}/messages", post(routes::messages::send))
+        .route(
+            "/v1/agents/{agent}/sessions/{session}/turns/{turn}",
+            get(routes::turns::show).delete(routes::turns::cancel),
+        )
+        .route("/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", get(routes::turns::events))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))
         .route("/v1/models", get(routes::models::list))

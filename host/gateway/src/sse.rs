@@ -26,21 +26,23 @@ pub(crate) enum Step {
 
 /// One event.
 pub(crate) struct Message {
+    /// A client that lost the stream sends the last one it saw as `Last-Event-ID`.
+    pub id: Option<u64>,
     pub name: Option<&'static str>,
     pub data: String,
 }
 
 impl Message {
     pub(crate) fn data(value: &Value) -> Self {
-        Message { name: None, data: value.to_string() }
+        Message { id: None, name: None, data: value.to_string() }
     }
 
     pub(crate) fn named(name: &'static str, value: &Value) -> Self {
-        Message { name: Some(name), data: value.to_string() }
+        Message { id: None, name: Some(name), data: value.to_string() }
     }
 
     pub(crate) fn done() -> Self {
-        Message { name: None, data: "[DONE]".to_owned() }
+        Message { id: None, name: None, data: "[DONE]".to_owned() }
     }
 }
 
@@ -55,6 +57,10 @@ pub(crate) fn respond<W: Writer>(
         let event = Event::default().data(message.data);
         let event = match message.name {
             Some(name) => event.event(name),
+            None => event,
+        };
+        let event = match message.id {
+            Some(id) => event.id(id.to_string()),
             None => event,
         };
         Some((Ok::<_, Infallible>(event), pump))

@@ -5,23 +5,21 @@
 
 mod deployments;
 mod services;
+mod turns;
 
 pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
-    AgentDetail, AgentName, AgentSummary, FailedAgent, Invocation, LogLine, RouteMatch, RunHandle,
-    RuntimeError, RuntimeOptions, SessionDetail, SessionId, SessionSummary,
-    capability::{StoredConversation, log::now_ms, total_usage},
-    events::run_channel,
-    session::{Command, SessionKey, Sessions, TurnRequest, decode_conversation},
+    AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions, SessionDetail,
+    SessionId, SessionSummary,
+    capability::{StoredConversation, total_usage},
+    session::{Command, SessionKey, Sessions, decode_conversation},
 };
 use skep_engine::ModelSet;
 use skep_store::{LogRow, SessionRow, Store};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
-const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
 const MAX_PAGE: u32 = 1_000;
 
 /// The agents of one process.
@@ -39,8 +37,9 @@ struct Inner {
 }
 
 impl AgentHost {
-    /// Starts the engine for components and compiles the agents that the store holds. One that does not compile any
-    /// more is listed by [`AgentHost::failed_agents`] and does not keep the others from starting.
+    /// Starts the engine for components, compiles the agents that the store holds, and goes on with the turns that were
+    /// open. An agent that does not compile any more is listed by [`AgentHost::failed_agents`] and does not keep the others
+    /// from starting; its turns wait until it is deployed again.
     pub async fn start(
         store: Store,
         models: ModelSet,
@@ -50,9 +49,10 @@ impl AgentHost {
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
-        Ok(AgentHost {
-            inner: Arc::new(Inner { services, sessions, max_agents: options.max_agents, deploying }),
-        })
+        let inner = Inner { services, sessions, max_agents: options.max_agents, deploying };
+        let host = AgentHost { inner: Arc::new(inner) };
+        host.resume_turns(None).await?;
+        Ok(host)
     }
 
     /// Those that are ready, by name.
@@ -80,21 +80,6 @@ impl AgentHost {
         services.store.delete_agent(name).await?;
         tracing::info!(agent = name, "deleted");
         Ok(())
-    }
-
-    /// Puts a message into the mailbox of its session. The events of its turn come through the handle.
-    pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
-        let services = &self.inner.services;
-        services.admit()?;
-        AgentName::new(&invocation.agent)?;
-        SessionId::new(&invocation.session)?;
-        check(&invocation)?;
-        let active = services.active(&*services.agent(&invocation.agent)?)?;
-        let key = SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() };
-        let (end, handle) = run_channel();
-        let request = TurnRequest { invocation, received_at_ms: now_ms(), end, _active: active };
-        self.inner.sessions.send(services, key, Command::Turn(Box::new(request)))?;
-        Ok(handle)
     }
 
     /// In the order of their ids, those after `after`.
@@ -182,21 +167,6 @@ impl AgentHost {
             tracing::warn!("turns still run at the end of the drain; they are cancelled");
         }
         self.inner.sessions.end_all().await;
-    }
-}
-
-fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
-    let invalid = |message: String| Err(RuntimeError::InvalidMessage { message });
-    let bytes = invocation.text.len();
-    if bytes > MAX_MESSAGE_BYTES {
-        return invalid(format!("the text has {bytes} bytes; {MAX_MESSAGE_BYTES} are allowed"));
-    }
-    match &invocation.idempotency_key {
-        Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => invalid(format!(
-            "an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
-            key.len()
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -5,6 +5,8 @@ wasmtime::component::bindgen!({
     world: "agent",
     imports: { default: trappable },
     exports: { default: async | store },
+    // What the guest asks for and what it gets is written into the turn's journal.
+    additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
     with: {
         "skep:agent/inference.conversation": crate::capability::inference::Conversation,
     },

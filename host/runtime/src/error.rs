@@ -17,6 +17,17 @@ pub enum RuntimeError {
         "agent {agent:?} has no {}; version {in_force} is in force, and there {}", wanted_version(.wanted), one_of(.known)
     )]
     VersionNotFound { agent: String, wanted: Option<u64>, in_force: u64, known: Vec<u64> },
+    #[error("session {agent}/{session} has no turn {turn:?}; ended turns are kept for a day at most")]
+    TurnNotFound { agent: String, session: String, turn: String },
+    /// What others than its caller are told of a turn that failed.
+    #[error("{message}")]
+    TurnFailed { code: &'static str, message: String },
+    /// The guest, run again after a restart, did not make the calls that it made before.
+    #[error(
+        "the turn cannot be continued: its call {call} was {expected} before the restart, and now the agent made {made}; \
+         an agent must act on nothing but its message, its state and what the host answers"
+    )]
+    Divergence { call: u32, expected: String, made: String },
     #[error("{kind} {value:?} is not valid: {rule}")]
     InvalidName { kind: &'static str, value: String, rule: &'static str },
     #[error("agent.toml: {message}")]
@@ -66,6 +77,9 @@ impl RuntimeError {
             Self::AgentNotFound { .. } => "agent_not_found",
             Self::SessionNotFound { .. } => "session_not_found",
             Self::VersionNotFound { .. } => "version_not_found",
+            Self::TurnNotFound { .. } => "turn_not_found",
+            Self::TurnFailed { code, .. } => code,
+            Self::Divergence { .. } => "divergence",
             Self::InvalidName { .. } => "invalid_name",
             Self::Manifest { .. } => "invalid_manifest",
             Self::Component { .. } => "invalid_component",
@@ -85,6 +99,31 @@ impl RuntimeError {
             Self::Internal { .. } => "internal",
         }
     }
+}
+
+/// A code that was stored. One that this version does not know is still a failure.
+pub(crate) fn known_code(code: &str) -> &'static str {
+    const CODES: &[&str] = &[
+        "agent_failed",
+        "agent_trapped",
+        "busy",
+        "cancelled",
+        "context_overflow",
+        "deadline_exceeded",
+        "divergence",
+        "engine_failed",
+        "internal",
+        "invalid_message",
+        "invalid_request",
+        "limit_exceeded",
+        "mailbox_full",
+        "model_unknown",
+        "schema_invalid",
+        "shutting_down",
+        "store_failed",
+        "truncated",
+    ];
+    CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
 }
 
 fn engine_code(error: &EngineError) -> &'static str {

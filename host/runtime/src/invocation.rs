@@ -1,5 +1,6 @@
 //! What goes into a turn and what comes out of it.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_engine::{Timing, Usage};
 use std::time::Instant;
@@ -16,12 +17,16 @@ pub struct Invocation {
     pub origin: Origin,
     /// The turn ends by then, or earlier if its `turn_ms` says so.
     pub deadline: Option<Instant>,
-    /// The same key in the same session gives the same outcome, and the turn runs once. 1 to 128 bytes.
+    /// The same key in the same session is the same turn: who comes later follows it, or gets its outcome. 1 to 128
+    /// bytes.
     pub idempotency_key: Option<String>,
+    /// The turn is durable as soon as [`crate::AgentHost::invoke`] has answered, and goes on without its caller. So does
+    /// one with an idempotency key. Any other is cancelled when its handle is dropped.
+    pub detached: bool,
 }
 
 /// How a message came.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     Direct,
     Chat,
@@ -29,7 +34,7 @@ pub enum Origin {
 }
 
 /// The request that a route of the agent matched.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HttpOrigin {
     pub method: String,
     /// Without the query.
@@ -40,7 +45,7 @@ pub struct HttpOrigin {
 }
 
 /// Something that happened in a turn, in order. `Done` is the last one, and comes after the commit.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunEvent {
     Started {
         turn: u64,
@@ -60,21 +65,70 @@ pub enum RunEvent {
     },
     /// After each generation.
     Generation {
+        #[serde(with = "StoredUsage")]
         usage: Usage,
+        #[serde(with = "StoredTiming")]
         timing: Timing,
     },
     Done(Outcome),
 }
 
 /// What a turn answered.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub text: String,
     pub data: Option<Value>,
     /// 1 for the session's first.
     pub turn: u64,
     /// Sum of the turn's generations.
+    #[serde(flatten, with = "StoredUsage")]
     pub usage: Usage,
-    /// From the start of the turn to its commit.
+    /// From the start of the turn until there was something to commit; after a restart, from that.
     pub elapsed_us: u64,
+}
+
+/// How the usage of a generation is written into the store.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Usage")]
+pub(crate) struct StoredUsage {
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cached_tokens: u32,
+    pub(crate) completion_tokens: u32,
+    pub(crate) forced_tokens: u32,
+    // What was stored before there were drafts has none of these.
+    #[serde(default)]
+    pub(crate) accepted_tokens: u32,
+    #[serde(default)]
+    pub(crate) rejected_tokens: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Timing")]
+struct StoredTiming {
+    queue_us: u64,
+    first_token_us: u64,
+    total_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_read_as_it_was_written_and_as_earlier_versions_wrote_it() {
+        let usage = Usage {
+            prompt_tokens: 1,
+            cached_tokens: 2,
+            completion_tokens: 3,
+            forced_tokens: 4,
+            ..Usage::default()
+        };
+        let outcome =
+            Outcome { text: "hi".into(), data: Some(Value::from(7)), turn: 9, usage, elapsed_us: 5 };
+        let written = serde_json::to_string(&outcome).expect("it is JSON");
+        assert_eq!(serde_json::from_str::<Outcome>(&written).expect("its own text"), outcome);
+        let earlier = r#"{"text":"hi","data":7,"turn":9,"prompt_tokens":1,"cached_tokens":2,"completion_tokens":3,
+                         "forced_tokens":4,"elapsed_us":5}"#;
+        assert_eq!(serde_json::from_str::<Outcome>(earlier).expect("an earlier text"), outcome);
+    }
 }

@@ -1,8 +1,10 @@
 //! Agents: WebAssembly components that Skep deploys, gives sessions, and calls once for every turn.
 //!
 //! The way of a turn: [`AgentHost::invoke`] admits it → the session's actor (`session`) takes it when the turn before
-//! it has ended → a fresh, bounded store (`instance`) calls the guest → the guest calls back (`capability`) → what the
-//! turn changed is committed in one transaction → only then does the caller see [`RunEvent::Done`].
+//! it has ended, and makes it durable → a fresh, bounded store (`instance`) calls the guest → the guest calls back
+//! (`capability`) and what it is answered is journalled (`journal`) → what the turn changed is committed in one
+//! transaction → only then does the caller see [`RunEvent::Done`] (`feed`). A turn that a crash cut off is run again from
+//! its journal when the host starts.
 //!
 //! WIT types and wasmtime stay in here. This crate knows nothing of HTTP and nothing of SQL.
 // One place is allowed unsafe code: `component/artifact` loads compiled code.
@@ -14,9 +16,10 @@ mod capability;
 mod component;
 mod engine;
 mod error;
-mod events;
+mod feed;
 mod instance;
 mod invocation;
+mod journal;
 mod limits;
 mod manifest;
 mod measure;
@@ -32,7 +35,7 @@ mod tools;
 
 pub use agent_host::AgentHost;
 pub use error::RuntimeError;
-pub use events::RunHandle;
+pub use feed::RunHandle;
 pub use invocation::{HttpOrigin, Invocation, Origin, Outcome, RunEvent};
 pub use limits::{Limits, LimitsToml};
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
@@ -43,5 +46,5 @@ pub use route::{Route, RouteMatch};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, SessionDetail, SessionSummary,
-    ToolDefinition,
+    ToolDefinition, TurnDetail, TurnPhase,
 };

@@ -4,12 +4,13 @@
 //! are sent, and actors are retired, only under the one lock in here; so no message is ever sent to an actor that
 //! has gone, and no session ever has two.
 
+mod accepted;
 mod actor;
-mod outcome;
 mod turn;
 
+pub(crate) use accepted::{Input, Live, LiveTurns, Standing};
 pub(crate) use actor::{Command, decode_conversation};
-pub(crate) use turn::TurnRequest;
+pub(crate) use turn::{StoredFailure, TurnRequest};
 
 use crate::{RuntimeError, RuntimeOptions, agent_host::Services};
 use actor::Actor;
@@ -89,7 +90,7 @@ impl Sessions {
         let mut loaded = self.lock();
         if !loaded.contains_key(&key) {
             self.make_room(&mut loaded)?;
-            loaded.insert(key.clone(), self.load(services, key.clone()));
+            loaded.insert(key.clone(), self.load(services, key.clone(), self.mailbox));
         }
         let session = loaded.get_mut(&key).expect("it was loaded above");
         session.used_at = Instant::now();
@@ -101,6 +102,32 @@ impl Sessions {
             ),
             retry_after_ms: RETRY_AFTER_MS,
         })
+    }
+
+    /// Loads a session with these turns in its mailbox, which is made larger by as many. If the session is loaded
+    /// already, they go where there is room.
+    pub(crate) fn resume(
+        self: &Arc<Self>,
+        services: &Arc<Services>,
+        key: SessionKey,
+        turns: Vec<TurnRequest>,
+    ) {
+        let mut loaded = self.lock();
+        let session = loaded
+            .entry(key.clone())
+            .or_insert_with(|| self.load(services, key.clone(), self.mailbox + turns.len()));
+        for turn in turns {
+            let command = Command::Turn(Box::new(turn));
+            let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
+            if session.mailbox.try_send(envelope).is_err() {
+                let SessionKey { agent, session } = &key;
+                tracing::error!(
+                    agent,
+                    session,
+                    "a turn waits until the host starts again: the mailbox is full"
+                );
+            }
+        }
     }
 
     /// Ends all sessions of an agent; resolves when their last turn has stopped.
@@ -154,8 +181,8 @@ impl Sessions {
         true
     }
 
-    fn load(self: &Arc<Self>, services: &Arc<Services>, key: SessionKey) -> Loaded {
-        let (mailbox, receiver) = mpsc::channel(self.mailbox);
+    fn load(self: &Arc<Self>, services: &Arc<Services>, key: SessionKey, mailbox: usize) -> Loaded {
+        let (mailbox, receiver) = mpsc::channel(mailbox);
         let (alive, gone) = watch::channel(());
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let actor = Actor::new(services.clone(), sessions, key, gone);

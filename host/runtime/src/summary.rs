@@ -1,6 +1,6 @@
 //! What the host tells about its agents and their sessions.
 
-use crate::Limits;
+use crate::{Limits, Outcome};
 use serde_json::Value;
 use skep_engine::{Usage, chat::ChatMessage};
 
@@ -79,6 +79,33 @@ pub struct SessionDetail {
     pub state_keys: Vec<String>,
     /// Keys and values.
     pub state_bytes: u64,
+}
+
+/// A turn, open or ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnDetail {
+    pub id: String,
+    pub session: String,
+    pub accepted_at_ms: u64,
+    pub phase: TurnPhase,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum TurnPhase {
+    /// Other turns of its session come first.
+    Waiting,
+    Running {
+        turn: u64,
+    },
+    Done {
+        outcome: Outcome,
+        ended_at_ms: u64,
+    },
+    Failed {
+        code: String,
+        message: String,
+        ended_at_ms: u64,
+    },
 }
 
 /// A line that an agent logged.

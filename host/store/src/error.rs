@@ -15,6 +15,13 @@ pub enum StoreError {
     /// Another turn of the session was committed in between; nothing was written.
     #[error("turn {turn} of session {agent}/{session} was committed already; nothing was written")]
     TurnConflict { agent: String, session: String, turn: u64 },
+    /// The turn was ended or removed in between; nothing was written.
+    #[error("turn {key} is not open any more; nothing was written")]
+    TurnNotOpen { key: i64 },
+    #[error("{what} has {bytes} bytes, over the {limit} that one row may have; nothing was written")]
+    RowTooLarge { what: &'static str, bytes: usize, limit: usize },
+    #[error("the database was closed; nothing was written")]
+    Closed,
     #[error("no agent {name:?} is stored")]
     AgentMissing { name: String },
     #[error("no component {digest} is stored")]
@@ -24,6 +31,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Found out by a statement that wrote nothing, so that the transaction may go on with other turns.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::TurnConflict { .. } | Self::AgentMissing { .. })
+    }
+
     /// For `map_err`: names what the store was doing.
     pub(crate) fn while_it(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
         move |source| StoreError::Query { doing, source }

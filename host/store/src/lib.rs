@@ -1,23 +1,31 @@
 //! Durable tables of Skep: agents, their components, sessions with state and conversations, and logs.
 //!
 //! This is the only crate with SQL. It knows rows and transactions, and nothing of what a component, a conversation
-//! or a message means: those are bytes here. A turn is written by one [`TurnCommit`] in one transaction, so that a
-//! crash leaves either all of a turn or nothing of it.
+//! or a message means: those are bytes here. A turn is a row from the moment it is accepted, a journal while it runs, and
+//! one [`TurnCommit`] in one transaction when it ends, so that a crash leaves either all of a turn or what is needed to
+//! run it again.
 #![forbid(unsafe_code)]
 
 mod agents;
 mod artifacts;
 mod error;
+mod journal;
 mod logs;
 mod schema;
 mod sessions;
 mod sqlite;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod turn_tests;
+mod turns;
+mod writer;
 
 pub use agents::{AgentRow, VersionRow};
 pub use artifacts::ArtifactRow;
 pub use error::StoreError;
+pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogRow};
 pub use sessions::{ConversationRow, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit};
 pub use sqlite::{Durability, Store};
+pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};

@@ -89,6 +89,36 @@ const STEPS: &[&str] = &[
     DROP TABLE agents;
     ALTER TABLE agents_in_force RENAME TO agents;
 ",
+    "
+    CREATE TABLE turns (
+        key             INTEGER PRIMARY KEY AUTOINCREMENT,
+        id              TEXT NOT NULL,
+        agent           TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session         TEXT NOT NULL,
+        idempotency_key TEXT,
+        digest          TEXT NOT NULL,
+        input           BLOB NOT NULL,
+        seed            BLOB NOT NULL,
+        accepted_at_ms  INTEGER NOT NULL,
+        state           INTEGER NOT NULL,
+        number          INTEGER,
+        result          BLOB,
+        ended_at_ms     INTEGER
+    );
+    CREATE INDEX turns_by_session ON turns (agent, session, key);
+    CREATE INDEX turns_open ON turns (key) WHERE ended_at_ms IS NULL;
+    CREATE INDEX turns_ended ON turns (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
+    CREATE UNIQUE INDEX turns_by_idempotency_key ON turns (agent, session, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    CREATE TABLE turn_records (
+        turn     INTEGER NOT NULL REFERENCES turns(key) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        call     INTEGER NOT NULL,
+        shown    INTEGER NOT NULL,
+        body     BLOB NOT NULL,
+        PRIMARY KEY (turn, position)
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -1,7 +1,8 @@
 //! Sessions: their state, their conversations, and the commit of a turn.
 
-use crate::{LogEntry, Store, StoreError, logs};
-use sqlx::{Row, query, sqlite::SqliteRow};
+use crate::{LogEntry, Store, StoreError, TurnKey, logs, turns, writer::Write};
+use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+use std::sync::Arc;
 
 /// One session of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,10 +37,10 @@ pub struct StateChange {
     pub value: Option<Vec<u8>>,
 }
 
-/// What a turn answered, kept under the key that its caller sent.
+/// What a turn answered, kept under the key that its caller sent if it sent one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    pub idempotency_key: String,
+    pub idempotency_key: Option<String>,
     pub body: Vec<u8>,
 }
 
@@ -48,6 +49,8 @@ pub struct Outcome {
 pub struct TurnCommit {
     pub agent: String,
     pub session: String,
+    /// The open turn that ends with this.
+    pub key: Option<TurnKey>,
     /// The number of this turn: one more than the session's committed turns.
     pub turn: u64,
     pub at_ms: u64,
@@ -59,82 +62,10 @@ pub struct TurnCommit {
 }
 
 impl Store {
-    /// Writes a turn. A turn that is not the session's next one is a [`StoreError::TurnConflict`] and writes nothing.
-    pub async fn commit_turn(&self, commit: &TurnCommit) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("committed a turn");
-        let TurnCommit { agent, session, turn, at_ms, .. } = commit;
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let written = query(
-            "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
-             SELECT ?1, ?2, ?3, ?4, ?4 WHERE ?3 = 1 OR EXISTS
-                 (SELECT 1 FROM sessions WHERE agent = ?1 AND session = ?2)
-             ON CONFLICT (agent, session) DO UPDATE SET turns = ?3, updated_at_ms = ?4 WHERE turns = ?3 - 1",
-        )
-        .bind(agent)
-        .bind(session)
-        .bind(*turn as i64)
-        .bind(*at_ms as i64)
-        .execute(&mut *transaction)
-        .await;
-        let written = match written {
-            Ok(done) => done.rows_affected(),
-            Err(error) if is_foreign_key(&error) => {
-                return Err(StoreError::AgentMissing { name: agent.clone() });
-            }
-            Err(error) => return Err(failed()(error)),
-        };
-        if written == 0 {
-            return Err(StoreError::TurnConflict {
-                agent: agent.clone(),
-                session: session.clone(),
-                turn: *turn,
-            });
-        }
-        for change in &commit.state {
-            let statement = match &change.value {
-                Some(value) => query(
-                    "INSERT INTO state (agent, session, key, value) VALUES (?1, ?2, ?3, ?4)
-                     ON CONFLICT (agent, session, key) DO UPDATE SET value = ?4",
-                )
-                .bind(agent)
-                .bind(session)
-                .bind(&change.key)
-                .bind(value),
-                None => query("DELETE FROM state WHERE agent = ? AND session = ? AND key = ?")
-                    .bind(agent)
-                    .bind(session)
-                    .bind(&change.key),
-            };
-            statement.execute(&mut *transaction).await.map_err(failed())?;
-        }
-        for conversation in &commit.conversations {
-            query(
-                "INSERT INTO conversations (agent, session, name, body) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (agent, session, name) DO UPDATE SET body = ?4",
-            )
-            .bind(agent)
-            .bind(session)
-            .bind(&conversation.name)
-            .bind(&conversation.body)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        }
-        if let Some(outcome) = &commit.outcome {
-            query(
-                "INSERT INTO outcomes (agent, session, idempotency_key, turn, body) VALUES (?, ?, ?, ?, ?)",
-            )
-            .bind(agent)
-            .bind(session)
-            .bind(&outcome.idempotency_key)
-            .bind(*turn as i64)
-            .bind(&outcome.body)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        }
-        logs::insert(&mut transaction, agent, session, *turn, &commit.logs).await?;
-        transaction.commit().await.map_err(failed())
+    /// Writes a turn and ends it. A turn that is not the session's next one is a [`StoreError::TurnConflict`] and writes
+    /// nothing.
+    pub async fn commit_turn(&self, commit: impl Into<Arc<TurnCommit>>) -> Result<(), StoreError> {
+        self.group.write(Write::Commit(commit.into())).await.map(drop)
     }
 
     /// A session with its state and conversations, or `None` if no turn of it was committed.
@@ -194,15 +125,25 @@ impl Store {
         Ok(rows.iter().map(session_row).collect())
     }
 
-    /// Removes a session with its state and conversations. Whether it was there.
+    /// Removes a session with its state, conversations and ended turns. Whether it was there.
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
+        let failed = || StoreError::while_it("deleted a session");
+        let mut transaction = self.writer.begin().await.map_err(failed())?;
         let deleted = query("DELETE FROM sessions WHERE agent = ? AND session = ?")
             .bind(agent)
             .bind(session)
-            .execute(&self.writer)
+            .execute(&mut *transaction)
             .await
-            .map_err(StoreError::while_it("deleted a session"))?;
-        Ok(deleted.rows_affected() > 0)
+            .map_err(failed())?
+            .rows_affected();
+        query("DELETE FROM turns WHERE agent = ? AND session = ? AND ended_at_ms IS NOT NULL")
+            .bind(agent)
+            .bind(session)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        transaction.commit().await.map_err(failed())?;
+        Ok(deleted > 0)
     }
 
     /// What the turn with this key answered, if one was committed.
@@ -223,6 +164,80 @@ impl Store {
     }
 }
 
+pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("committed a turn");
+    let TurnCommit { agent, session, turn, at_ms, .. } = commit;
+    let written = query(
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
+         SELECT ?1, ?2, ?3, ?4, ?4 WHERE ?3 = 1 OR EXISTS
+             (SELECT 1 FROM sessions WHERE agent = ?1 AND session = ?2)
+         ON CONFLICT (agent, session) DO UPDATE SET turns = ?3, updated_at_ms = ?4 WHERE turns = ?3 - 1",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(*turn as i64)
+    .bind(*at_ms as i64)
+    .execute(&mut *connection)
+    .await;
+    let written = match written {
+        Ok(done) => done.rows_affected(),
+        Err(error) if is_foreign_key(&error) => {
+            return Err(StoreError::AgentMissing { name: agent.clone() });
+        }
+        Err(error) => return Err(failed()(error)),
+    };
+    if written == 0 {
+        return Err(StoreError::TurnConflict { agent: agent.clone(), session: session.clone(), turn: *turn });
+    }
+    for change in &commit.state {
+        let statement = match &change.value {
+            Some(value) => query(
+                "INSERT INTO state (agent, session, key, value) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (agent, session, key) DO UPDATE SET value = ?4",
+            )
+            .bind(agent)
+            .bind(session)
+            .bind(&change.key)
+            .bind(value),
+            None => query("DELETE FROM state WHERE agent = ? AND session = ? AND key = ?")
+                .bind(agent)
+                .bind(session)
+                .bind(&change.key),
+        };
+        statement.execute(&mut *connection).await.map_err(failed())?;
+    }
+    for conversation in &commit.conversations {
+        query(
+            "INSERT INTO conversations (agent, session, name, body) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (agent, session, name) DO UPDATE SET body = ?4",
+        )
+        .bind(agent)
+        .bind(session)
+        .bind(&conversation.name)
+        .bind(&conversation.body)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    }
+    let outcome = commit.outcome.as_ref();
+    if let Some(Outcome { idempotency_key: Some(key), body }) = outcome {
+        query("INSERT INTO outcomes (agent, session, idempotency_key, turn, body) VALUES (?, ?, ?, ?, ?)")
+            .bind(agent)
+            .bind(session)
+            .bind(key)
+            .bind(*turn as i64)
+            .bind(body)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed())?;
+    }
+    if let Some(key) = commit.key {
+        let body = outcome.map_or(&[][..], |outcome| &outcome.body);
+        turns::finish(connection, key, agent, session, *turn, body, *at_ms).await?;
+    }
+    logs::insert(connection, agent, session, *turn, &commit.logs).await
+}
+
 fn session_row(row: &SqliteRow) -> SessionRow {
     SessionRow {
         session: row.get(0),
@@ -232,6 +247,6 @@ fn session_row(row: &SqliteRow) -> SessionRow {
     }
 }
 
-fn is_foreign_key(error: &sqlx::Error) -> bool {
+pub(crate) fn is_foreign_key(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.is_foreign_key_violation())
 }

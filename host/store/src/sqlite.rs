@@ -2,7 +2,7 @@
 //!
 //! SQLite admits one writer at a time, so there is one writing connection and its queue is the order of commits.
 
-use crate::{StoreError, schema};
+use crate::{StoreError, schema, writer::Writer};
 use sqlx::{
     SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
@@ -24,6 +24,8 @@ pub enum Durability {
 pub struct Store {
     pub(crate) writer: SqlitePool,
     pub(crate) readers: SqlitePool,
+    /// What turns write goes through here, many in one transaction.
+    pub(crate) group: Writer,
 }
 
 impl Store {
@@ -34,7 +36,7 @@ impl Store {
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
         migrate(&writer).await?;
         let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
-        Ok(Store { writer, readers })
+        Ok(Store { group: Writer::start(writer.clone()), writer, readers })
     }
 
     /// A database that lives as long as the handle.
@@ -45,7 +47,7 @@ impl Store {
         let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
         let writer = single.connect_with(options).await.map_err(failed)?;
         migrate(&writer).await?;
-        Ok(Store { readers: writer.clone(), writer })
+        Ok(Store { group: Writer::start(writer.clone()), readers: writer.clone(), writer })
     }
 
     /// Waits for the queries under way and closes the file.

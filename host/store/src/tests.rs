@@ -35,7 +35,7 @@ async fn a_turn_survives_reopening() {
     let set = StateChange { key: "name".into(), value: Some(b"Ada".to_vec()) };
     let body = ConversationRow { name: "main".into(), body: b"tokens".to_vec() };
     let commit = TurnCommit { state: vec![set], conversations: vec![body.clone()], ..turn(1) };
-    store.commit_turn(&commit).await.unwrap();
+    store.commit_turn(commit).await.unwrap();
     store.close().await;
 
     let snapshot = open(&folder).await.session(AGENT, "s").await.unwrap().unwrap();
@@ -49,14 +49,14 @@ async fn only_the_next_turn_commits_and_a_conflict_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     for wrong in [0, 2, 5] {
-        let refused = store.commit_turn(&turn(wrong)).await;
+        let refused = store.commit_turn(turn(wrong)).await;
         assert!(matches!(refused, Err(StoreError::TurnConflict { .. })), "turn {wrong}: {refused:?}");
     }
-    store.commit_turn(&turn(1)).await.unwrap();
+    store.commit_turn(turn(1)).await.unwrap();
     let set = StateChange { key: "k".into(), value: Some(vec![1]) };
     let again = TurnCommit { state: vec![set], ..turn(1) };
-    assert!(matches!(store.commit_turn(&again).await, Err(StoreError::TurnConflict { turn: 1, .. })));
-    store.commit_turn(&turn(2)).await.unwrap();
+    assert!(matches!(store.commit_turn(again).await, Err(StoreError::TurnConflict { turn: 1, .. })));
+    store.commit_turn(turn(2)).await.unwrap();
     let snapshot = store.session(AGENT, "s").await.unwrap().unwrap();
     assert_eq!((snapshot.row.turns, snapshot.row.created_at_ms, snapshot.row.updated_at_ms), (2, 101, 102));
     assert!(snapshot.state.is_empty());
@@ -65,7 +65,7 @@ async fn only_the_next_turn_commits_and_a_conflict_writes_nothing() {
 #[tokio::test]
 async fn a_turn_of_an_unknown_agent_is_refused() {
     let store = Store::in_memory().await.unwrap();
-    assert!(matches!(store.commit_turn(&turn(1)).await, Err(StoreError::AgentMissing { .. })));
+    assert!(matches!(store.commit_turn(turn(1)).await, Err(StoreError::AgentMissing { .. })));
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     let store = with_agent(&folder).await;
     store.put_agent(&agent("other", "d1"), b"component").await.unwrap();
     let line = LogEntry { at_ms: 1, level: "info".into(), message: "hello".into() };
-    store.commit_turn(&TurnCommit { logs: vec![line], ..turn(1) }).await.unwrap();
+    store.commit_turn(TurnCommit { logs: vec![line], ..turn(1) }).await.unwrap();
 
     assert!(store.delete_agent(AGENT).await.unwrap());
     assert!(!store.delete_agent(AGENT).await.unwrap());
@@ -104,7 +104,7 @@ async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
 async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_components() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    store.commit_turn(&turn(1)).await.unwrap();
+    store.commit_turn(turn(1)).await.unwrap();
     let kept = crate::agents::VERSIONS_PER_AGENT as u64;
     for version in 2..=kept + 1 {
         let digest = format!("d{version}");
@@ -132,7 +132,7 @@ async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_compon
 async fn a_new_version_of_an_agent_keeps_its_sessions() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    store.commit_turn(&turn(1)).await.unwrap();
+    store.commit_turn(turn(1)).await.unwrap();
     store.put_agent(&agent(AGENT, "d2"), b"newer").await.unwrap();
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
     let agents: Vec<AgentRow> = store.agents().await.unwrap().into_iter().map(|row| row.agent).collect();
@@ -143,11 +143,11 @@ async fn a_new_version_of_an_agent_keeps_its_sessions() {
 async fn an_outcome_is_found_by_its_key_and_a_key_commits_once() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    let outcome = Outcome { idempotency_key: "k".into(), body: b"answer".to_vec() };
-    store.commit_turn(&TurnCommit { outcome: Some(outcome.clone()), ..turn(1) }).await.unwrap();
+    let outcome = Outcome { idempotency_key: Some("k".into()), body: b"answer".to_vec() };
+    store.commit_turn(TurnCommit { outcome: Some(outcome.clone()), ..turn(1) }).await.unwrap();
     assert_eq!(store.outcome(AGENT, "s", "k").await.unwrap().as_deref(), Some(&b"answer"[..]));
     assert_eq!(store.outcome(AGENT, "s", "other").await.unwrap(), None);
-    assert!(store.commit_turn(&TurnCommit { outcome: Some(outcome), ..turn(2) }).await.is_err());
+    assert!(store.commit_turn(TurnCommit { outcome: Some(outcome), ..turn(2) }).await.is_err());
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
 }
 
@@ -172,7 +172,7 @@ async fn sessions_are_listed_page_by_page() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     for session in ["b", "a", "c"] {
-        store.commit_turn(&TurnCommit { session: session.into(), ..turn(1) }).await.unwrap();
+        store.commit_turn(TurnCommit { session: session.into(), ..turn(1) }).await.unwrap();
     }
     let first = store.sessions(AGENT, None, 2).await.unwrap();
     assert_eq!(first.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["a", "b"]);

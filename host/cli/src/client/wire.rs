@@ -13,7 +13,7 @@ pub struct ErrorBody {
     pub error: ErrorDetail,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ErrorDetail {
     pub message: String,
     #[serde(default)]
@@ -115,6 +115,33 @@ pub struct Timing {
     pub queue_ms: f64,
     pub first_token_ms: f64,
     pub total_ms: f64,
+}
+
+/// A message whose turn goes on by itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AcceptedTurn {
+    pub turn_id: String,
+    pub session: String,
+    pub url: String,
+    pub events_url: String,
+}
+
+/// How a turn stands.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TurnStatus {
+    pub turn_id: String,
+    pub session: String,
+    #[serde(flatten)]
+    pub state: TurnState,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum TurnState {
+    Waiting,
+    Running { turn: u64 },
+    Done { turn: u64, text: String },
+    Failed { error: ErrorDetail },
 }
 
 /// What happens in a turn.

@@ -14,7 +14,9 @@ Examples:
   skep invoke concierge 'Two pizzas, please'
   skep invoke concierge 'What did I order so far?' --session room-7
   echo 'A long message' | skep invoke concierge -
-  skep invoke concierge 'A taxi, please' --json | jq .tool_calls")]
+  skep invoke concierge 'A taxi, please' --json | jq .tool_calls
+  skep invoke concierge 'A long letter, please' --detach
+  skep invoke concierge 'Pay the bill' --idempotency-key bill-7")]
 pub struct Args {
     agent: String,
     /// The message; `-` reads it from stdin
@@ -22,6 +24,12 @@ pub struct Args {
     /// Session to speak in; the agent remembers per session
     #[arg(long, short, default_value = "default")]
     session: String,
+    /// Print the turn's id as soon as the message is durable, and let the turn go on by itself; see `skep turn`
+    #[arg(long)]
+    detach: bool,
+    /// The same key in the same session is the same turn, however often it is sent; it goes on without its client
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
     #[command(flatten)]
     host: HostArgs,
     /// Print the whole answer as JSON: text, data, tool calls, usage, timing
@@ -37,7 +45,16 @@ pub async fn run(args: Args) -> Result<()> {
     } else {
         args.message
     };
-    let turn = args.host.client()?.send(&args.agent, &args.session, &message).await?;
+    let client = args.host.client()?;
+    let key = args.idempotency_key.as_deref();
+    if args.detach {
+        let accepted = client.send_detached(&args.agent, &args.session, &message, key).await?;
+        if args.json {
+            return out::json(&accepted);
+        }
+        return out::line(&accepted.turn_id);
+    }
+    let turn = client.send_once(&args.agent, &args.session, &message, key).await?;
     if args.json {
         return out::json(&turn);
     }

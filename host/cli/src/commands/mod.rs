@@ -14,6 +14,7 @@ mod model;
 mod new;
 mod out;
 mod rollback;
+mod turn;
 mod turn_printer;
 mod up;
 
@@ -70,6 +71,7 @@ enum Command {
     Rollback(rollback::Args),
     List(list::Args),
     Invoke(invoke::Args),
+    Turn(turn::Args),
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
@@ -128,6 +130,7 @@ impl Command {
             Command::Rollback(args) => rollback::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
+            Command::Turn(args) => turn::run(args).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Model(command) => model::run(command),

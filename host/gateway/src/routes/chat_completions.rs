@@ -198,6 +198,7 @@ async fn with_agent(
         origin: Origin::Chat,
         deadline: None,
         idempotency_key: headers::idempotency_key(headers)?,
+        detached: false,
     };
     let model = format!("agent:{agent}");
     let run = gateway.host.invoke(invocation).await.map_err(|error| match error {

@@ -5,11 +5,12 @@ use crate::{
     body::JsonBody,
     headers,
     openai::usage_json,
+    routes::turns,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, Query, State},
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
@@ -26,9 +27,17 @@ pub(crate) struct MessageBody {
     data: Option<Value>,
 }
 
+#[derive(Deserialize)]
+pub(crate) struct SendQuery {
+    /// Answer as soon as the message is durable, and let the turn go on by itself.
+    #[serde(default)]
+    detach: bool,
+}
+
 pub(crate) async fn send(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
+    Query(query): Query<SendQuery>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<MessageBody>,
 ) -> Result<Response, ApiError> {
@@ -41,6 +50,7 @@ pub(crate) async fn send(
         origin: Origin::Direct,
         deadline: None,
         idempotency_key: headers::idempotency_key(&headers)?,
+        detached: query.detach || headers::prefers_async(&headers),
     };
     answer(&gateway, invocation, headers::wants_events(&headers)).await
 }
@@ -51,8 +61,13 @@ pub(crate) async fn answer(
     invocation: Invocation,
     as_events: bool,
 ) -> Result<Response, ApiError> {
-    let mut turn = TurnJson::new(invocation.session.clone());
+    let (agent, session, detached) =
+        (invocation.agent.clone(), invocation.session.clone(), invocation.detached);
     let mut run = gateway.host.invoke(invocation).await?;
+    if detached {
+        return Ok(turns::accepted(&agent, &session, run.turn_id()));
+    }
+    let mut turn = TurnJson::new(session, run.turn_id().to_owned());
     if !as_events {
         while let Some(event) = run.next().await {
             if let (_, Some(done)) = turn.take(event?) {
@@ -66,31 +81,52 @@ pub(crate) async fn answer(
         Some(Err(error)) => return Err(error.into()),
         first => first,
     };
-    let events = stream::iter(first).chain(run_events(run)).boxed();
-    Ok(sse::respond(events, turn))
+    let first = first.map(|first| (run.last_id(), first));
+    Ok(sse::respond(stream::iter(first).chain(numbered_events(run)).boxed(), turn))
 }
 
-/// The events of a run; dropping the stream cancels it.
+/// The events of a run; dropping the stream drops the run's handle.
 pub(crate) fn run_events(run: RunHandle) -> impl Stream<Item = Result<RunEvent, RuntimeError>> + Send {
-    stream::unfold(run, |mut run| async move { run.next().await.map(|event| (event, run)) })
+    numbered_events(run).map(|(_, event)| event)
 }
+
+/// The same, each with its number.
+pub(super) fn numbered_events(run: RunHandle) -> impl Stream<Item = NumberedEvent> + Send {
+    stream::unfold(run, |mut run| async move {
+        let event = run.next().await?;
+        let id = run.last_id().filter(|_| event.is_ok());
+        Some(((id, event), run))
+    })
+}
+
+pub(super) type NumberedEvent = (Option<u64>, Result<RunEvent, RuntimeError>);
 
 /// The answer of a turn as it grows.
-struct TurnJson {
+pub(super) struct TurnJson {
     session: String,
+    turn_id: String,
+    /// The client has seen the events up to this one.
+    seen: Option<u64>,
     tool_calls: Vec<Map<String, Value>>,
     first_token_us: Option<u64>,
 }
 
 impl TurnJson {
-    fn new(session: String) -> Self {
-        TurnJson { session, tool_calls: Vec::new(), first_token_us: None }
+    pub(super) fn new(session: String, turn_id: String) -> Self {
+        TurnJson { session, turn_id, seen: None, tool_calls: Vec::new(), first_token_us: None }
+    }
+
+    /// For a client that has seen the events up to `seen`.
+    pub(super) fn after(self, seen: Option<u64>) -> Self {
+        TurnJson { seen, ..self }
     }
 
     /// The event for a stream, and the whole answer when the turn is done.
     fn take(&mut self, event: RunEvent) -> (Message, Option<Value>) {
         let message = match event {
-            RunEvent::Started { turn } => Message::named("turn", &json!({"turn": turn})),
+            RunEvent::Started { turn } => {
+                Message::named("turn", &json!({"turn": turn, "turn_id": self.turn_id}))
+            }
             RunEvent::Delta { text } => Message::named("delta", &json!({"text": text})),
             RunEvent::ToolCall { id, name, arguments } => {
                 let call = json!({"id": id, "name": name, "arguments": arguments});
@@ -125,6 +161,7 @@ impl TurnJson {
             "data": outcome.data,
             "session": self.session,
             "turn": outcome.turn,
+            "turn_id": self.turn_id,
             "tool_calls": std::mem::take(&mut self.tool_calls),
             "usage": usage_json(&outcome.usage),
             "timing": {
@@ -136,11 +173,15 @@ impl TurnJson {
 }
 
 impl Writer for TurnJson {
-    type Item = Result<RunEvent, RuntimeError>;
+    type Item = NumberedEvent;
 
-    fn write(&mut self, item: Self::Item) -> Step {
+    fn write(&mut self, (id, item): Self::Item) -> Step {
         match item {
-            Ok(event) => Step::Go(vec![self.take(event).0]),
+            Ok(event) => {
+                let message = Message { id, ..self.take(event).0 };
+                let is_new = self.seen.is_none_or(|seen| id.is_none_or(|id| id > seen));
+                Step::Go(is_new.then_some(message).into_iter().collect())
+            }
             Err(error) => Step::Break(vec![Message::named("error", &ApiError::from(error).body())]),
         }
     }

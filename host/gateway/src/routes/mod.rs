@@ -8,6 +8,7 @@ pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod sessions;
 pub(crate) mod triggers;
+pub(crate) mod turns;
 pub(crate) mod versions;
 
 use crate::ApiError;

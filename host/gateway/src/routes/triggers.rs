@@ -56,6 +56,7 @@ pub(crate) async fn run(State(gateway): State<Gateway>, request: Request) -> Res
         origin: Origin::Http(origin),
         deadline: None,
         idempotency_key: headers::idempotency_key(&headers)?,
+        detached: headers::prefers_async(&headers),
     };
     messages::answer(&gateway, invocation, headers::wants_events(&headers)).await
 }

@@ -7,3 +7,4 @@ mod drain;
 mod fixture;
 mod streaming;
 mod streams;
+mod turns;

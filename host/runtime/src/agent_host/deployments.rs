@@ -36,7 +36,10 @@ impl AgentHost {
             deployed_by: deployed_by.to_owned(),
         };
         let version = services.store.put_agent(&row, &bytes).await?;
-        Ok(self.put_into_force(prepared, version, row.deployed_at_ms).await)
+        let summary = self.put_into_force(prepared, version, row.deployed_at_ms).await;
+        // Some may have waited for an agent that can be called.
+        self.resume_turns(Some(&row.name)).await?;
+        Ok(summary)
     }
 
     /// Puts a kept version into force again; without a number the one before the version in force.

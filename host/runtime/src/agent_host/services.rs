@@ -4,6 +4,7 @@ use crate::{
     FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     component::{Compiler, Deployed, Prepared, Source},
     engine::WasmEngine,
+    session::LiveTurns,
 };
 use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};
@@ -30,6 +31,7 @@ pub(crate) struct Services {
     instances: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
     closed: AtomicBool,
+    pub(crate) live: Arc<LiveTurns>,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
 }
@@ -75,6 +77,7 @@ impl Services {
             instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
             agents: RwLock::default(),
             closed: AtomicBool::new(false),
+            live: Arc::default(),
             active: Arc::default(),
         })
     }
@@ -177,6 +180,19 @@ impl Services {
         }
     }
 
+    /// The version of an agent with which a turn began, or the one in force if that is not kept any more.
+    pub(crate) async fn agent_with(&self, name: &str, digest: &str) -> Result<Arc<Deployed>, RuntimeError> {
+        let in_force = self.agent(name)?;
+        if in_force.digest == digest {
+            return Ok(in_force);
+        }
+        let kept = self.store.versions(name).await?.into_iter().find(|row| row.agent.digest == digest);
+        match kept {
+            Some(row) => Ok(Arc::new(self.restore_one(&row).await?)),
+            None => Ok(in_force),
+        }
+    }
+
     /// That an agent is there, ready or not.
     pub(super) fn known(&self, name: &str) -> Result<(), RuntimeError> {
         if self.read().contains_key(name) { Ok(()) } else { Err(self.not_found(name)) }
@@ -221,7 +237,7 @@ impl Services {
         }
     }
 
-    pub(super) fn admit(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn admit(&self) -> Result<(), RuntimeError> {
         if self.closed.load(Ordering::Acquire) { Err(RuntimeError::ShuttingDown) } else { Ok(()) }
     }
 
@@ -243,6 +259,15 @@ impl Services {
             return Ok(Active { turns: self.active.clone(), agent: name.to_owned() });
         }
         Err(RuntimeError::TooManyTurns { agent: name.to_owned(), limit, retry_after_ms: RETRY_AFTER_MS })
+    }
+
+    /// Takes a turn that was taken before, whatever the limit is now.
+    pub(super) fn active_again(&self, agent: &str) -> Active {
+        self.active.send_modify(|turns| {
+            *turns.of_agent.entry(agent.to_owned()).or_default() += 1;
+            turns.total += 1;
+        });
+        Active { turns: self.active.clone(), agent: agent.to_owned() }
     }
 
     /// Resolves when no turn is left.

@@ -1,6 +1,6 @@
 //! What all generations of one turn share: who asks, by when, and how many tokens are left.
 
-use crate::{bindings::types::Error, component::Deployed, events::Events};
+use crate::{bindings::types::Error, component::Deployed, journal::Journal};
 use skep_engine::{Affinity, ModelSet, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,7 +19,7 @@ pub(crate) struct Turn {
     pub(crate) models: ModelSet,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
-    pub(crate) events: Events,
+    pub(crate) journal: Arc<Journal>,
     spent: Mutex<Spent>,
 }
 
@@ -46,9 +46,9 @@ impl Turn {
         models: ModelSet,
         affinity: Affinity,
         deadline: Instant,
-        events: Events,
+        journal: Arc<Journal>,
     ) -> Self {
-        Turn { agent, models, affinity, deadline, events, spent: Mutex::default() }
+        Turn { agent, models, affinity, deadline, journal, spent: Mutex::default() }
     }
 
     /// Sum of the turn's generations.

@@ -20,6 +20,7 @@ use crate::{
         },
         types::{Error, ToolResult, Usage},
     },
+    journal::{Identity, Stopped},
 };
 use serde_json::{Value, json};
 use skep_engine::{
@@ -39,7 +40,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match accessor.with(|mut access| access.get().begin(&conversation, options))? {
-            Ok(begun) => Ok(begun.finish(None).await),
+            Ok(begun) => Ok(begun.finish(None).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -70,7 +71,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         };
         let model = model.as_deref().unwrap_or(&turn.agent.model);
         match engine(&turn.models, Some(model)) {
-            Ok(engine) => Ok(generation::complete(turn, engine, prompt, options).await),
+            Ok(engine) => Ok(generation::complete(turn, engine, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -80,15 +81,16 @@ impl Host for TurnContext {
     fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
         self.charge(0)?;
         let Ok(turn) = self.turn() else { return Ok(Vec::new()) };
-        let models = turn.models.iter().map(|engine| {
+        let describe = |engine: &Engine| {
             let info = engine.info();
             ModelInfo {
                 name: info.name.clone(),
                 context_length: u32::try_from(info.context_length).unwrap_or(u32::MAX),
                 is_default: info.name == turn.agent.model,
             }
-        });
-        Ok(models.collect())
+        };
+        let list = || turn.models.iter().map(describe).collect();
+        Ok(turn.journal.immediate(Identity::new("models", &()), list)?)
     }
 }
 
@@ -131,7 +133,10 @@ impl HostConversation for TurnContext {
     ) -> wasmtime::Result<Result<(), Error>> {
         self.charge(result.outcome.as_ref().map_or_else(String::len, String::len))?;
         let conversation = self.table.get(&conversation)?;
-        Ok(self.turn().and_then(|turn| append_result(&turn, conversation, result)))
+        match self.turn() {
+            Ok(turn) => Ok(append_result(&turn, conversation, result)?),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
     fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
@@ -185,7 +190,10 @@ impl TurnContext {
         self.charge(options.stop.iter().map(String::len).sum())?;
         while self.streams.try_join_next().is_some() {}
         let conversation = self.table.get(conversation)?;
-        Ok(self.turn().and_then(|turn| generation::begin(turn, conversation, options)))
+        match self.turn() {
+            Ok(turn) => Ok(generation::begin(turn, conversation, options)?),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
     fn hand_out(
@@ -210,12 +218,34 @@ fn stream(mut access: Access<'_, TurnContext, Capabilities>, begun: Begun) -> wa
     });
     let text = StreamReader::new(&mut access, source)?;
     let result = FutureReader::new(&mut access, async move {
-        wasmtime::error::Ok(result.await.unwrap_or(Err(Error::Cancelled)))
+        wasmtime::error::Ok(result.await.unwrap_or(Ok(Err(Error::Cancelled)))?)
     })?;
     Ok((text, result))
 }
 
-fn append_result(turn: &Turn, conversation: &Conversation, result: ToolResult) -> Result<(), Error> {
+fn append_result(
+    turn: &Turn,
+    conversation: &Conversation,
+    result: ToolResult,
+) -> Result<Result<(), Error>, Stopped> {
+    let identity = Identity::new("append-tool-result", &result);
+    let (id, name, outcome) = match check_result(turn, conversation, result) {
+        Ok(checked) => checked,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut call = turn.journal.call(identity)?;
+    if turn.journal.recorded::<()>(&mut call)?.is_none() {
+        turn.journal.ended(&call, &(), vec![RunEvent::ToolResult { id, name, outcome }]);
+    }
+    Ok(Ok(()))
+}
+
+/// Appends the result if the conversation waits for it and it is valid.
+fn check_result(
+    turn: &Turn,
+    conversation: &Conversation,
+    result: ToolResult,
+) -> Result<(String, String, Result<Value, String>), Error> {
     let ToolResult { call_id: id, outcome } = result;
     let Some(name) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
@@ -239,8 +269,7 @@ fn append_result(turn: &Turn, conversation: &Conversation, result: ToolResult) -
     };
     let message = ChatMessage { name: Some(name.clone()), ..ChatMessage::tool(id.clone(), content) };
     conversation.push(message)?;
-    turn.events.push(RunEvent::ToolResult { id, name, outcome });
-    Ok(())
+    Ok((id, name, outcome))
 }
 
 fn entry(message: ChatMessage) -> Entry {

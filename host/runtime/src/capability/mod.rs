@@ -7,6 +7,7 @@ mod budget;
 mod calls;
 mod conversation;
 mod generation;
+mod generation_record;
 pub(crate) mod inference;
 pub(crate) mod log;
 pub(crate) mod state;

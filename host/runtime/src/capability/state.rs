@@ -137,11 +137,11 @@ impl StateView {
 }
 
 /// Brings the committed values up to date after a commit.
-pub(crate) fn apply(state: &mut State, changes: Vec<StateChange>) {
+pub(crate) fn apply(state: &mut State, changes: &[StateChange]) {
     for StateChange { key, value } in changes {
         match value {
-            Some(value) => state.insert(key, value),
-            None => state.remove(&key),
+            Some(value) => state.insert(key.clone(), value.clone()),
+            None => state.remove(key),
         };
     }
 }

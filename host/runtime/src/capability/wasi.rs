@@ -1,10 +1,15 @@
 //! WASI for components of toolchains that cannot do without: an empty world.
 //!
 //! There are no files, no environment, no arguments and no network. What the guest prints goes to the agent's log.
-//! Clocks and random numbers work, but a component that imports them is deployed only if it has the grant.
+//! Clocks and random numbers work, but a component that imports them is deployed only if it has the grant. In a turn they
+//! are the turn's own, so that one that is run again reads and draws the same.
 
 use super::{TurnContext, log::TurnLog};
-use crate::bindings::log::Level;
+use crate::{
+    bindings::log::Level,
+    journal::{Journal, MonotonicClock, WallClock, random},
+};
+use std::sync::Arc;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView, p2::pipe::MemoryOutputPipe};
 
 /// Of standard output and of standard error; what is over is an error for the guest.
@@ -32,12 +37,21 @@ impl Wasi {
         }
     }
 
-    fn context(&mut self) -> &mut WasiCtx {
+    fn context(&mut self, journal: Option<&Arc<Journal>>) -> &mut WasiCtx {
         let open = self.open.get_or_insert_with(|| {
             let stdout = MemoryOutputPipe::new(MAX_PRINTED_BYTES);
             let stderr = MemoryOutputPipe::new(MAX_PRINTED_BYTES);
-            let context = WasiCtx::builder().stdout(stdout.clone()).stderr(stderr.clone()).build();
-            Open { context, stdout, stderr }
+            let mut builder = WasiCtx::builder();
+            builder.stdout(stdout.clone()).stderr(stderr.clone());
+            if let Some(journal) = journal {
+                builder
+                    .wall_clock(WallClock(journal.clone()))
+                    .monotonic_clock(MonotonicClock::new(journal.clone()))
+                    .secure_random(random(journal, "random"))
+                    .insecure_random(random(journal, "insecure random"))
+                    .insecure_random_seed(u128::from_le_bytes(first_16(&journal.derive("insecure seed"))));
+            }
+            Open { context: builder.build(), stdout, stderr }
         });
         &mut open.context
     }
@@ -45,6 +59,11 @@ impl Wasi {
 
 impl WasiView for TurnContext {
     fn ctx(&mut self) -> WasiCtxView<'_> {
-        WasiCtxView { ctx: self.wasi.context(), table: &mut self.table }
+        let journal = self.turn.as_ref().map(|turn| &turn.journal);
+        WasiCtxView { ctx: self.wasi.context(journal), table: &mut self.table }
     }
+}
+
+fn first_16(bytes: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|index| bytes[index])
 }

@@ -1,8 +1,14 @@
-//! One turn: admit, run the guest, commit, and only then tell the caller.
+//! One turn: make it durable, run the guest, commit, and only then tell the caller.
 //!
-//! The output gate: `Done` is sent after the commit. A turn that fails, or whose commit fails, changed nothing.
+//! The output gate: nothing is told that is not stored, and `Done` is told after the commit. A turn that fails, or whose
+//! commit fails, changed nothing. One that the end of the host cuts off stays open in the store, if anyone may still ask
+//! for it, and is run again from its journal.
 
-use super::{SessionKey, actor::Actor, outcome};
+use super::{
+    SessionKey,
+    accepted::{Input, Live, Standing},
+    actor::Actor,
+};
 use crate::{
     Invocation, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
@@ -13,11 +19,14 @@ use crate::{
         state::{StateView, apply},
     },
     component::Deployed,
-    events::TurnEnd,
-    instance, metric,
+    feed::TurnEnd,
+    instance,
+    journal::{self, Journal},
+    metric,
 };
+use serde::{Deserialize, Serialize};
 use skep_engine::{Affinity, EngineError};
-use skep_store::{ConversationRow, TurnCommit};
+use skep_store::{Acceptance, ConversationRow, LogEntry, NewTurn, TurnCommit, TurnFailure, TurnKey};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -31,25 +40,63 @@ const MAX_REPLY_BYTES: usize = 8 << 20;
 pub(crate) struct TurnRequest {
     pub(crate) invocation: Invocation,
     pub(crate) received_at_ms: u64,
+    pub(crate) standing: Standing,
     pub(crate) end: TurnEnd,
+    /// Held until the turn has ended and all who follow it know.
+    pub(crate) _live: Live,
     /// Held until the turn has ended, so that a drain waits for it.
     pub(crate) _active: Active,
+}
+
+/// A turn that is durable and about to run.
+struct Opened {
+    agent: Arc<Deployed>,
+    number: u64,
+    key: TurnKey,
+    journal: Arc<Journal>,
+    context: TurnContext,
+    turn: Arc<Turn>,
 }
 
 /// A turn that ended well, before its commit.
 struct Answer {
     outcome: Outcome,
     context: TurnContext,
+    key: TurnKey,
+}
+
+/// Why a turn failed, as it is stored.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StoredFailure {
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
+impl StoredFailure {
+    pub(crate) fn encode(error: &RuntimeError) -> Vec<u8> {
+        let stored = StoredFailure { code: error.code().to_owned(), message: error.to_string() };
+        serde_json::to_vec(&stored).expect("strings are always JSON")
+    }
+}
+
+/// A turn that failed: what is stored of that.
+struct Failure {
+    key: TurnKey,
+    /// 0 if it never started.
+    number: u64,
+    logs: Vec<LogEntry>,
 }
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { invocation, received_at_ms, end, _active } = request;
+        let TurnRequest { invocation, received_at_ms, standing, end, _live, _active } = request;
         let SessionKey { agent, session } = &self.key;
-        let span =
-            tracing::info_span!("turn", agent = %agent, session = %session, turn = tracing::field::Empty);
+        let span = tracing::info_span!(
+            "turn", agent = %agent, session = %session, id = end.feed().turn_id(), turn = tracing::field::Empty
+        );
         let started = Instant::now();
-        let result = self.run_turn(invocation, received_at_ms, &end, started).instrument(span.clone()).await;
+        let result =
+            self.run_turn(invocation, received_at_ms, standing, &end, started).instrument(span.clone()).await;
 
         let label = result.as_ref().map_or_else(RuntimeError::code, |_| "ok");
         let agent = self.key.agent.clone();
@@ -58,35 +105,125 @@ impl Actor {
         if let Err(error) = &result {
             tracing::warn!(parent: &span, code = error.code(), "the turn failed: {error}");
         }
-        end.finish(result);
+        match result {
+            Ok((last_id, outcome)) => end.feed().end(last_id + 1, Ok(outcome)),
+            Err(error) => end.feed().end(0, Err(error)),
+        }
     }
 
+    /// The outcome, and the number of the last event before it.
     async fn run_turn(
         &mut self,
         invocation: Invocation,
         received_at_ms: u64,
+        standing: Standing,
         end: &TurnEnd,
         started: Instant,
-    ) -> Result<Outcome, RuntimeError> {
+    ) -> Result<(u64, Outcome), RuntimeError> {
+        let key = standing.key();
+        let is_attached = matches!(standing, Standing::Attached);
+        let opened = match self.open(&invocation, received_at_ms, standing, end, started).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
+                    self.fail(Failure { key, number: 0, logs: Vec::new() }, &error).await;
+                }
+                return Err(error);
+            }
+        };
+        let Opened { agent, number, key, journal, context, turn } = opened;
+        let idempotency_key = invocation.idempotency_key.clone();
+        let message = message(invocation, number, received_at_ms);
+        let services = self.services.clone();
+        let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, message).await;
+        // Why the journal cannot go on is why the guest was stopped.
+        let result = match journal.close().await {
+            Err(error) => Err(error),
+            Ok(last_id) => match result {
+                Ok(reply) => journal.check_replayed().map(|()| (last_id, reply)),
+                Err(error) => Err(error),
+            },
+        };
+        let ended = match result {
+            Ok((last_id, (text, data))) => {
+                let outcome = Outcome {
+                    text,
+                    data,
+                    turn: number,
+                    usage: turn.usage(),
+                    elapsed_us: elapsed_us(started),
+                };
+                drop(turn);
+                let answer = Answer { outcome, context, key };
+                self.commit(answer, idempotency_key).await.map(|outcome| (last_id, outcome))
+            }
+            // It goes on when the host does.
+            Err(error) if self.is_gone() && !is_attached => {
+                return Err(services.admit().err().unwrap_or(error));
+            }
+            Err(error) => {
+                let logs = context.log.take();
+                self.fail(Failure { key, number, logs }, &error).await;
+                return Err(error);
+            }
+        };
+        if let Err(error) = &ended {
+            self.fail(Failure { key, number, logs: Vec::new() }, error).await;
+        }
+        ended
+    }
+
+    /// Makes the turn durable and gives it everything that it runs with. From here on its followers know that it began.
+    async fn open(
+        &mut self,
+        invocation: &Invocation,
+        received_at_ms: u64,
+        standing: Standing,
+        end: &TurnEnd,
+        started: Instant,
+    ) -> Result<Opened, RuntimeError> {
         if end.is_abandoned() {
             return Err(RuntimeError::Cancelled);
         }
         let services = self.services.clone();
-        let agent = services.agent(&self.key.agent)?;
         let SessionKey { agent: agent_name, session } = self.key.clone();
-        let key = invocation.idempotency_key.clone();
-        if let Some(key) = &key
-            && let Some(body) = services.store.outcome(&agent_name, &session, key).await?
-        {
-            return outcome::decode(&body).map_err(|error| RuntimeError::Internal {
-                message: format!("the outcome of idempotency key {key:?} is unreadable: {error}"),
-            });
-        }
+        let agent = match &standing {
+            Standing::CutOff { digest, .. } => services.agent_with(&agent_name, digest).await?,
+            Standing::Attached | Standing::Waiting { .. } => services.agent(&agent_name)?,
+        };
         let memory = self.memory().await?;
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
         let conversations = ConversationSet::new(memory.conversations.clone());
         tracing::Span::current().record("turn", number);
+
+        let store = &services.store;
+        let (key, seed, records) = match standing {
+            Standing::Attached => {
+                let seed = journal::seed();
+                let row = NewTurn {
+                    id: end.feed().turn_id().to_owned(),
+                    agent: agent_name.clone(),
+                    session: session.clone(),
+                    idempotency_key: None,
+                    digest: agent.digest.clone(),
+                    input: Input::encode(invocation),
+                    seed: seed.clone(),
+                    accepted_at_ms: received_at_ms,
+                    number: Some(number),
+                };
+                let (Acceptance::New(key) | Acceptance::Known(key)) = store.accept_turn(row).await?;
+                (key, seed, Vec::new())
+            }
+            Standing::Waiting { key, seed } => {
+                store.start_turn(key, number, agent.digest.clone()).await?;
+                (key, seed, Vec::new())
+            }
+            Standing::CutOff { key, seed, .. } => (key, seed, store.records(key).await?),
+        };
+        let feed = end.feed().clone();
+        feed.publish([(0, RunEvent::Started { turn: number })]);
+        let journal = Journal::open(store.clone(), key, seed, feed, records)?;
 
         let mut deadline = started + Duration::from_millis(agent.limits.turn_ms.into());
         if let Some(asked) = invocation.deadline {
@@ -98,8 +235,7 @@ impl Actor {
             session: Some(session.clone()),
             parent: None,
         };
-        let turn =
-            Turn::new(agent.clone(), services.models.clone(), affinity, deadline, end.events().clone());
+        let turn = Turn::new(agent.clone(), services.models.clone(), affinity, deadline, journal.clone());
         let turn = Arc::new(turn);
         let context = TurnContext::new(
             Some(turn.clone()),
@@ -108,22 +244,29 @@ impl Actor {
             TurnLog::new(&agent_name, &session, number),
             &agent.limits,
         );
-        end.events().push(RunEvent::Started { turn: number });
+        Ok(Opened { agent, number, key, journal, context, turn })
+    }
 
-        let message = message(invocation, number, received_at_ms);
-        let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, message).await;
-        let (text, data) = match result {
-            Ok(reply) => reply,
-            Err(error) => {
-                let lines = context.log.take();
-                services.keep_logs(&agent_name, &session, number, &lines).await;
-                return Err(error);
-            }
-        };
-        let outcome =
-            Outcome { text, data, turn: number, usage: turn.usage(), elapsed_us: elapsed_us(started) };
-        drop(turn);
-        self.commit(Answer { outcome, context }, key, started).await
+    /// A turn that could not begin for a reason that is not its own: it waits for a host that is better off.
+    fn stays_open(&self, error: &RuntimeError) -> bool {
+        use RuntimeError::{AgentNotFound, Component, Store};
+        self.is_gone() || matches!(error, AgentNotFound { .. } | Component { .. } | Store(_))
+    }
+
+    /// Nobody wants this session any more: the host ends, or its agent was deleted.
+    fn is_gone(&self) -> bool {
+        self.gone.has_changed().is_err()
+    }
+
+    /// Ends the turn in the store. Why it failed must not be hidden by a store that fails too.
+    async fn fail(&self, failure: Failure, error: &RuntimeError) {
+        let Failure { key, number, logs } = failure;
+        let SessionKey { agent, session } = self.key.clone();
+        let error = StoredFailure::encode(error);
+        let failure = TurnFailure { key, agent, session, number, at_ms: now_ms(), error, logs };
+        if let Err(error) = self.services.store.fail_turn(failure).await {
+            tracing::error!("the failure of a turn cannot be stored: {error}");
+        }
     }
 
     async fn call_guest(
@@ -162,9 +305,8 @@ impl Actor {
         &mut self,
         answer: Answer,
         idempotency_key: Option<String>,
-        started: Instant,
     ) -> Result<Outcome, RuntimeError> {
-        let Answer { mut outcome, mut context } = answer;
+        let Answer { outcome, mut context, key } = answer;
         let conversations = context.conversations.changed();
         let mut rows = Vec::with_capacity(conversations.len());
         for (name, conversation) in &conversations {
@@ -173,34 +315,33 @@ impl Actor {
             })?;
             rows.push(ConversationRow { name: name.clone(), body });
         }
+        let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
         let commit = TurnCommit {
             agent: self.key.agent.clone(),
             session: self.key.session.clone(),
+            key: Some(key),
             turn: outcome.turn,
             at_ms: now_ms(),
             state: context.state.changes(),
             conversations: rows,
             logs: context.log.take(),
-            outcome: idempotency_key.map(|idempotency_key| skep_store::Outcome {
-                idempotency_key,
-                body: outcome::encode(&outcome),
-            }),
+            outcome: Some(skep_store::Outcome { idempotency_key, body }),
         };
         drop(context);
-        if let Err(error) = self.services.store.commit_turn(&commit).await {
+        let commit = Arc::new(commit);
+        if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
             self.memory = None;
             return Err(error.into());
         }
         let memory = self.memory().await?;
         memory.turns = outcome.turn;
-        apply(Arc::make_mut(&mut memory.state), commit.state);
+        apply(Arc::make_mut(&mut memory.state), &commit.state);
         memory
             .conversation_bytes
             .extend(commit.conversations.iter().map(|row| (row.name.clone(), row.body.len())));
         if !conversations.is_empty() {
             Arc::make_mut(&mut memory.conversations).extend(conversations);
         }
-        outcome.elapsed_us = elapsed_us(started);
         Ok(outcome)
     }
 }

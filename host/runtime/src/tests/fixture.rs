@@ -6,8 +6,8 @@ use crate::{
 };
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
-use skep_store::Store;
-use std::{path::Path, sync::Arc};
+use skep_store::{AgentRow, Store};
+use std::{path::Path, sync::Arc, time::Duration};
 
 pub(super) struct Host {
     pub(super) agents: AgentHost,
@@ -34,8 +34,37 @@ impl Host {
 
     pub(super) async fn restart_with(self, options: RuntimeOptions) -> Host {
         let Host { agents, store, models } = self;
+        agents.drain(Duration::ZERO).await;
         drop(agents);
         Host { agents: start(&store, &models, options).await, store, models }
+    }
+
+    /// After a restart in which so many versions of an agent were deployed, each with the component of `guest`.
+    pub(super) async fn restart_with_versions(self, name: &str, guest: Guest, versions: usize) -> Host {
+        let Host { agents, store, models } = self;
+        agents.drain(Duration::ZERO).await;
+        drop(agents);
+        let row = AgentRow {
+            name: name.into(),
+            manifest: format!("name = \"{name}\""),
+            digest: "of another component".into(),
+            deployed_at_ms: 1,
+            deployed_by: "tester".into(),
+        };
+        for _ in 0..versions {
+            store.put_agent(&row, &guest.component()).await.expect("stored");
+        }
+        Host { agents: start(&store, &models, RuntimeOptions::default()).await, store, models }
+    }
+
+    /// After a restart in which the version of a turn that ran has gone.
+    pub(super) async fn restart_with_other_component(self, name: &str, guest: Guest) -> Host {
+        self.restart_with_versions(name, guest, 30).await
+    }
+
+    /// Turns that the store knows to wait or run.
+    pub(super) async fn open_turns(&self) -> usize {
+        self.store.open_turns().await.expect("readable").len()
     }
 
     pub(super) async fn deploy(
@@ -77,6 +106,7 @@ pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
         origin: Origin::Direct,
         deadline: None,
         idempotency_key: None,
+        detached: false,
     }
 }
 

@@ -3,6 +3,7 @@
 mod artifacts;
 mod deploying;
 mod deployments;
+mod durability;
 mod fixture;
 mod guest;
 mod hostile;

@@ -240,6 +240,7 @@ async fn turn(host: &AgentHost, session: &str) -> Result<String> {
         origin: Origin::Direct,
         deadline: None,
         idempotency_key: None,
+        detached: false,
     };
     Ok(host.invoke(invocation).await?.outcome().await?.text)
 }

@@ -1,0 +1,69 @@
+//! `skep turn`.
+
+use anyhow::Result;
+
+use super::{HostArgs, out, turn_printer};
+use crate::client::{TurnState, TurnStatus};
+use crate::style;
+
+/// Show how a turn stands, or follow it to its end
+///
+/// A turn that was started with `skep invoke --detach`, or that lost its client, goes on by itself; this finds it again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f
+  skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --follow
+  skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --cancel
+  skep turn concierge room-7 $(skep invoke concierge 'A taxi, please' -s room-7 --detach) --follow")]
+pub struct Args {
+    agent: String,
+    session: String,
+    /// The turn's id, as `skep invoke --detach` prints it
+    turn: String,
+    /// Print its events from its beginning, and wait for its end
+    #[arg(long, short, conflicts_with_all = ["cancel", "json"])]
+    follow: bool,
+    /// Cancel it; a turn that has ended stays as it is
+    #[arg(long)]
+    cancel: bool,
+    /// Print what the host answers as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let Args { agent, session, turn, .. } = &args;
+    let client = args.host.client()?;
+    if args.cancel {
+        client.cancel_turn(agent, session, turn).await?;
+    }
+    if args.follow {
+        let mut stream = client.follow(agent, session, turn).await?;
+        let report = turn_printer::show(&mut stream).await?;
+        eprintln!("{}", style::stderr().dim(&format!("  {}", report.figures())));
+        return Ok(());
+    }
+    let status = client.turn(agent, session, turn).await?;
+    if args.json {
+        return out::json(&status);
+    }
+    show(&status)
+}
+
+fn show(status: &TurnStatus) -> Result<()> {
+    let paint = style::stdout();
+    match &status.state {
+        TurnState::Waiting => out::line("waiting: other turns of its session come first"),
+        TurnState::Running { turn } => out::line(&format!("running as turn {turn} of its session")),
+        TurnState::Done { turn, text } => {
+            out::line(&paint.dim(&format!("done as turn {turn} of its session")))?;
+            out::line(text.trim_end())
+        }
+        TurnState::Failed { error } => {
+            out::line(&format!("{}: {} ({})", paint.red("failed"), error.message, error.code))
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Turns as the host takes them, finds them again, and goes on with them after a restart.
+
+use super::{Active, AgentHost, Inner};
+use crate::{
+    AgentName, Invocation, Outcome, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
+    capability::log::now_ms,
+    error::known_code,
+    feed::{Feed, Hold, TurnEnd},
+    journal,
+    session::{Command, Input, Live, SessionKey, Standing, StoredFailure, TurnRequest},
+};
+use skep_store::{Acceptance, NewTurn, TurnFailure, TurnRow, TurnState};
+use std::{collections::BTreeMap, sync::Arc};
+
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// What a caller is told to wait whose turn waits for its agent.
+const RETRY_AFTER_MS: u32 = 1_000;
+
+impl AgentHost {
+    /// Puts a message into the mailbox of its session. The events of its turn come through the handle.
+    ///
+    /// A turn that is detached or has an idempotency key is durable when this returns, and goes on if the handle is
+    /// dropped; any other is durable when it starts, and is cancelled with its handle.
+    pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
+        let services = &self.inner.services;
+        services.admit()?;
+        AgentName::new(&invocation.agent)?;
+        SessionId::new(&invocation.session)?;
+        check(&invocation)?;
+        let agent = services.agent(&invocation.agent)?;
+        let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
+        // Who asks with the same idempotency key finds the turn from the moment that its row is there.
+        let live = services.live.enter(&feed);
+        if invocation.detached || invocation.idempotency_key.is_some() {
+            return self.inner.invoke_durably(invocation, feed, live).await;
+        }
+        let handle = feed.follow(Hold::Cancels);
+        let active = services.active(&agent)?;
+        self.inner.send(turn_request(invocation, now_ms(), Standing::Attached, feed, live, active))?;
+        Ok(handle)
+    }
+
+    /// The events of a turn, open or ended, from its first one. Dropping the handle changes nothing.
+    pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<RunHandle, RuntimeError> {
+        let row = self.inner.row(agent, session, turn).await?;
+        self.inner.follow_row(row).await
+    }
+
+    /// How a turn stands.
+    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnDetail, RuntimeError> {
+        let TurnRow { id, session, accepted_at_ms, state, .. } = self.inner.row(agent, session, turn).await?;
+        let phase = match state {
+            TurnState::Waiting => TurnPhase::Waiting,
+            TurnState::Running { number } => TurnPhase::Running { turn: number },
+            TurnState::Done { outcome, ended_at_ms, .. } => {
+                TurnPhase::Done { outcome: decode_outcome(&outcome)?, ended_at_ms }
+            }
+            TurnState::Failed { error, ended_at_ms } => {
+                let StoredFailure { code, message } = decode_failure(&error)?;
+                TurnPhase::Failed { code, message, ended_at_ms }
+            }
+        };
+        Ok(TurnDetail { id, session, accepted_at_ms, phase })
+    }
+
+    /// Cancels a turn that waits or runs; one that has ended stays as it is.
+    pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
+        let row = self.inner.row(agent, session, turn).await?;
+        if let Some(feed) = self.inner.services.live.get(&row.id) {
+            feed.cancel();
+        }
+        Ok(())
+    }
+
+    /// Goes on with the turns that were open when the host ended: of all agents that are ready, or of this one.
+    pub(super) async fn resume_turns(&self, agent: Option<&str>) -> Result<(), RuntimeError> {
+        let services = &self.inner.services;
+        let mut sessions: BTreeMap<(String, String), Vec<TurnRequest>> = BTreeMap::new();
+        for row in services.store.open_turns().await? {
+            if agent.is_some_and(|agent| agent != row.agent) || services.live.get(&row.id).is_some() {
+                continue;
+            }
+            if services.agent(&row.agent).is_err() {
+                tracing::warn!(
+                    agent = row.agent,
+                    session = row.session,
+                    turn = row.id,
+                    "the turn waits: its agent cannot be called"
+                );
+                continue;
+            }
+            let TurnRow {
+                key, id, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, ..
+            } = row;
+            let standing = match row.state {
+                TurnState::Waiting => Standing::Waiting { key, seed },
+                _ => Standing::CutOff { key, seed, digest },
+            };
+            let invocation = Input::decode(&input, agent.clone(), session.clone(), idempotency_key)?;
+            tracing::info!(agent, session, turn = id, "going on with a turn");
+            let feed = Feed::new(id);
+            let live = services.live.enter(&feed);
+            let active = services.active_again(&agent);
+            let request = turn_request(invocation, accepted_at_ms, standing, feed, live, active);
+            sessions.entry((agent, session)).or_default().push(request);
+        }
+        for ((agent, session), turns) in sessions {
+            self.inner.sessions.resume(services, SessionKey { agent, session }, turns);
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    async fn invoke_durably(
+        &self,
+        invocation: Invocation,
+        feed: Arc<Feed>,
+        live: Live,
+    ) -> Result<RunHandle, RuntimeError> {
+        let store = &self.services.store;
+        let (agent, session) = (invocation.agent.clone(), invocation.session.clone());
+        if let Some(key) = &invocation.idempotency_key {
+            if let Some(row) = store.turn_with_idempotency_key(&agent, &session, key).await? {
+                return self.follow_known(&invocation, row).await;
+            }
+            // The outcome is kept for longer than its turn.
+            if let Some(body) = store.outcome(&agent, &session, key).await? {
+                feed.end(0, Ok(decode_outcome(&body)?));
+                return Ok(feed.follow(Hold::Watches));
+            }
+        }
+        let deployed = self.services.agent(&agent)?;
+        let active = self.services.active(&deployed)?;
+        let (accepted_at_ms, seed) = (now_ms(), journal::seed());
+        let row = NewTurn {
+            id: feed.turn_id().to_owned(),
+            agent: agent.clone(),
+            session: session.clone(),
+            idempotency_key: invocation.idempotency_key.clone(),
+            digest: deployed.digest.clone(),
+            input: Input::encode(&invocation),
+            seed: seed.clone(),
+            accepted_at_ms,
+            number: None,
+        };
+        let key = match store.accept_turn(row).await? {
+            Acceptance::New(key) => key,
+            Acceptance::Known(key) => match store.turn_by_key(key).await? {
+                Some(row) => return self.follow_known(&invocation, row).await,
+                None => return Err(RuntimeError::Cancelled),
+            },
+        };
+        let handle = feed.follow(Hold::Watches);
+        let standing = Standing::Waiting { key, seed };
+        let request = turn_request(invocation, accepted_at_ms, standing, feed, live, active);
+        match self.send(request) {
+            Ok(()) => Ok(handle),
+            Err(error) => {
+                let error_body = StoredFailure::encode(&error);
+                let failure = TurnFailure {
+                    key,
+                    agent,
+                    session,
+                    number: 0,
+                    at_ms: now_ms(),
+                    error: error_body,
+                    logs: Vec::new(),
+                };
+                store.fail_turn(failure).await?;
+                Err(error)
+            }
+        }
+    }
+
+    fn send(&self, request: TurnRequest) -> Result<(), RuntimeError> {
+        let Invocation { agent, session, .. } = &request.invocation;
+        let key = SessionKey { agent: agent.clone(), session: session.clone() };
+        self.sessions.send(&self.services, key, Command::Turn(Box::new(request)))
+    }
+
+    /// The turn that has the invocation's idempotency key already.
+    async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
+        if row.input != Input::encode(invocation) {
+            let message =
+                "the idempotency key was sent with another message before; use a new one".to_owned();
+            return Err(RuntimeError::InvalidMessage { message });
+        }
+        self.follow_row(row).await
+    }
+
+    async fn follow_row(&self, row: TurnRow) -> Result<RunHandle, RuntimeError> {
+        if let Some(feed) = self.services.live.get(&row.id) {
+            return Ok(feed.follow(Hold::Watches));
+        }
+        // It may have ended since the row was read; then what the store has now is all of it.
+        let row = match row.state {
+            TurnState::Waiting | TurnState::Running { .. } => {
+                self.row(&row.agent, &row.session, &row.id).await?
+            }
+            TurnState::Done { .. } | TurnState::Failed { .. } => row,
+        };
+        let feed = Feed::new(row.id.clone());
+        match row.state {
+            TurnState::Waiting | TurnState::Running { .. } => {
+                let message = format!("turn {} waits for its agent to be deployed again", row.id);
+                return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
+            }
+            TurnState::Done { number, outcome, .. } => {
+                let last = journal::show_again(&feed, number, self.services.store.records(row.key).await?)?;
+                feed.end(last + 1, Ok(decode_outcome(&outcome)?));
+            }
+            TurnState::Failed { error, .. } => {
+                let StoredFailure { code, message } = decode_failure(&error)?;
+                feed.end(0, Err(RuntimeError::TurnFailed { code: known_code(&code), message }));
+            }
+        }
+        Ok(feed.follow(Hold::Watches))
+    }
+
+    async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
+        self.services.known(agent)?;
+        let row = self.services.store.turn(agent, session, turn).await?;
+        row.ok_or_else(|| RuntimeError::TurnNotFound {
+            agent: agent.to_owned(),
+            session: session.chars().take(80).collect(),
+            turn: turn.chars().take(80).collect(),
+        })
+    }
+}
+
+fn turn_request(
+    invocation: Invocation,
+    received_at_ms: u64,
+    standing: Standing,
+    feed: Arc<Feed>,
+    live: Live,
+    active: Active,
+) -> TurnRequest {
+    let end = TurnEnd::new(feed);
+    TurnRequest { invocation, received_at_ms, standing, end, _live: live, _active: active }
+}
+
+fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
+    let invalid = |message: String| Err(RuntimeError::InvalidMessage { message });
+    let bytes = invocation.text.len();
+    if bytes > MAX_MESSAGE_BYTES {
+        return invalid(format!("the text has {bytes} bytes; {MAX_MESSAGE_BYTES} are allowed"));
+    }
+    match &invocation.idempotency_key {
+        Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => invalid(format!(
+            "an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
+            key.len()
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn decode_outcome(body: &[u8]) -> Result<Outcome, RuntimeError> {
+    serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
+        message: format!("the stored outcome of a turn is unreadable: {error}"),
+    })
+}
+
+fn decode_failure(body: &[u8]) -> Result<StoredFailure, RuntimeError> {
+    serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
+        message: format!("the stored failure of a turn is unreadable: {error}"),
+    })
+}

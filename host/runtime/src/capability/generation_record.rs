@@ -1,0 +1,98 @@
+//! A generation as the turn's journal keeps it: what the guest was told, and what a conversation needs to go on from it.
+//!
+//! A conversation's prompt mostly repeats what the conversation already is; only what was added to it is written.
+
+use super::conversation::Generating;
+use crate::{
+    bindings::{
+        inference::{self, Generation},
+        types::Error,
+    },
+    invocation::StoredUsage,
+};
+use serde::{Deserialize, Serialize};
+use skep_engine::{
+    Timing, Usage,
+    chat::{ChatFinish, ChatOutcome, ToolCall, Transcript},
+};
+
+/// What came of a generation.
+#[derive(Serialize, Deserialize)]
+pub(super) enum GenerationRecord {
+    /// It never began.
+    Refused(Error),
+    Ended {
+        result: Result<Generation, Error>,
+        /// `None`: it ended before anything was known of it.
+        usage: Option<WrittenUsage>,
+        /// What was appended to a conversation.
+        message: Option<Message>,
+    },
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct WrittenUsage(#[serde(with = "StoredUsage")] pub(super) Usage);
+
+/// An assistant message, token for token, relative to the conversation before it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Message {
+    raw: String,
+    tokens: Vec<u32>,
+    kept_prompt_tokens: usize,
+    new_prompt_tokens: Vec<u32>,
+    kept_rendered_bytes: usize,
+    new_rendered: String,
+}
+
+impl Message {
+    pub(super) fn of(outcome: &ChatOutcome, before: &Transcript) -> Self {
+        let same = outcome.prompt.iter().zip(before.tokens()).take_while(|(new, old)| new == old).count();
+        let kept = match outcome.rendered.strip_prefix(before.rendered()) {
+            Some(_) => before.rendered().len(),
+            None => 0,
+        };
+        Message {
+            raw: outcome.raw.clone(),
+            tokens: outcome.tokens.clone(),
+            kept_prompt_tokens: same,
+            new_prompt_tokens: outcome.prompt[same..].to_vec(),
+            kept_rendered_bytes: kept,
+            new_rendered: outcome.rendered[kept..].to_owned(),
+        }
+    }
+
+    /// Appends the message again. The conversation must be what it was before it.
+    pub(super) fn append(
+        self,
+        generating: Generating,
+        before: &Transcript,
+        generation: &Generation,
+        usage: Usage,
+    ) -> Result<(), Error> {
+        let changed = || Error::Internal("the conversation is not what it was before the restart".into());
+        let mut prompt = before.tokens().get(..self.kept_prompt_tokens).ok_or_else(changed)?.to_vec();
+        prompt.extend(self.new_prompt_tokens);
+        let mut rendered = before.rendered().get(..self.kept_rendered_bytes).ok_or_else(changed)?.to_owned();
+        rendered.push_str(&self.new_rendered);
+        generating.commit(&ChatOutcome {
+            text: generation.text.clone(),
+            tool_calls: generation.tool_calls.iter().cloned().map(chat_call).collect(),
+            finish: match generation.finish {
+                inference::FinishReason::Stop => ChatFinish::Stop,
+                inference::FinishReason::Length => ChatFinish::Length,
+                inference::FinishReason::ToolCalls => ChatFinish::ToolCalls,
+            },
+            cut_off: false,
+            usage,
+            timing: Timing::default(),
+            prompt,
+            tokens: self.tokens,
+            raw: self.raw,
+            rendered,
+        })
+    }
+}
+
+fn chat_call(call: crate::bindings::types::ToolCall) -> ToolCall {
+    ToolCall { id: call.id, name: call.name, arguments: call.arguments }
+}

@@ -1,0 +1,259 @@
+//! The way of events from a turn to those who follow it.
+//!
+//! A feed is one turn's; any number of handles read it, each from its beginning, and each event has the number that it
+//! has in the turn's journal. A turn never waits for a slow reader: what a feed holds is bounded by what a turn
+//! may produce.
+
+use crate::{Outcome, RunEvent, RuntimeError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// One who follows a turn.
+#[derive(Debug)]
+pub struct RunHandle {
+    feed: Arc<Feed>,
+    /// Events of the feed that were told.
+    told: usize,
+    last_id: Option<u64>,
+    end_told: bool,
+    hold: Hold,
+}
+
+/// What becomes of the turn when its handle is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It is cancelled, and nothing of it is committed.
+    Cancels,
+    /// It goes on.
+    Watches,
+}
+
+/// The events of one turn.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    turn_id: String,
+    inner: Mutex<Inner>,
+    changed: Notify,
+    cancelled: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    events: Vec<(u64, RunEvent)>,
+    end: End,
+}
+
+#[derive(Debug, Default)]
+enum End {
+    #[default]
+    Open,
+    /// `Done` is the last event.
+    Done,
+    Failed {
+        code: &'static str,
+        message: String,
+        /// For the first who asks; the others get its code and its text.
+        error: Option<RuntimeError>,
+    },
+}
+
+/// The turn's end of a feed. Dropping it without a word, as when the host goes down, is a cancellation for all who follow.
+#[derive(Debug)]
+pub(crate) struct TurnEnd {
+    feed: Arc<Feed>,
+}
+
+impl Feed {
+    pub(crate) fn new(turn_id: String) -> Arc<Self> {
+        let (inner, changed) = (Mutex::default(), Notify::new());
+        Arc::new(Feed { turn_id, inner, changed, cancelled: watch::Sender::new(false) })
+    }
+
+    pub(crate) fn turn_id(&self) -> &str {
+        &self.turn_id
+    }
+
+    pub(crate) fn publish(&self, events: impl IntoIterator<Item = (u64, RunEvent)>) {
+        self.lock().events.extend(events);
+        self.changed.notify_waiters();
+    }
+
+    /// A reader of all events from the first one.
+    pub(crate) fn follow(self: &Arc<Self>, hold: Hold) -> RunHandle {
+        RunHandle { feed: self.clone(), told: 0, last_id: None, end_told: false, hold }
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancelled.send_replace(true);
+    }
+
+    /// The last thing that anyone hears. Only the first end counts.
+    pub(crate) fn end(&self, id: u64, end: Result<Outcome, RuntimeError>) {
+        let mut inner = self.lock();
+        if !matches!(inner.end, End::Open) {
+            return;
+        }
+        inner.end = match end {
+            Ok(outcome) => {
+                inner.events.push((id, RunEvent::Done(outcome)));
+                End::Done
+            }
+            Err(error) => End::Failed { code: error.code(), message: error.to_string(), error: Some(error) },
+        };
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RunHandle {
+    /// How clients name the turn.
+    pub fn turn_id(&self) -> &str {
+        self.feed.turn_id()
+    }
+
+    /// The number of the last event that was told. It grows, and is the same for everyone who follows the turn, also
+    /// after a restart of the host.
+    pub fn last_id(&self) -> Option<u64> {
+        self.last_id
+    }
+
+    /// The next event. `None` after `Done` or an error.
+    pub async fn next(&mut self) -> Option<Result<RunEvent, RuntimeError>> {
+        loop {
+            let feed = self.feed.clone();
+            let changed = feed.changed.notified();
+            tokio::pin!(changed);
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            {
+                let mut inner = feed.lock();
+                if let Some((id, event)) = inner.events.get(self.told) {
+                    self.told += 1;
+                    self.last_id = Some(*id);
+                    return Some(Ok(event.clone()));
+                }
+                match &mut inner.end {
+                    End::Open => {}
+                    End::Failed { code, message, error } if !self.end_told => {
+                        self.end_told = true;
+                        let failed = || RuntimeError::TurnFailed { code, message: message.clone() };
+                        return Some(Err(error.take().unwrap_or_else(failed)));
+                    }
+                    End::Done | End::Failed { .. } => return None,
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits for the end of the turn.
+    pub async fn outcome(mut self) -> Result<Outcome, RuntimeError> {
+        while let Some(event) = self.next().await {
+            if let RunEvent::Done(outcome) = event? {
+                return Ok(outcome);
+            }
+        }
+        Err(RuntimeError::Cancelled)
+    }
+}
+
+impl Drop for RunHandle {
+    fn drop(&mut self) {
+        if self.hold == Hold::Cancels {
+            self.feed.cancel();
+        }
+    }
+}
+
+impl TurnEnd {
+    pub(crate) fn new(feed: Arc<Feed>) -> Self {
+        TurnEnd { feed }
+    }
+
+    pub(crate) fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+
+    /// Resolves when nobody wants the turn any more.
+    pub(crate) async fn abandoned(&self) {
+        // The sender is part of the feed; it is not dropped meanwhile.
+        let _ = self.feed.cancelled.subscribe().wait_for(|cancelled| *cancelled).await;
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        *self.feed.cancelled.borrow()
+    }
+}
+
+impl Drop for TurnEnd {
+    fn drop(&mut self) {
+        self.feed.end(0, Err(RuntimeError::Cancelled));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome() -> Outcome {
+        Outcome { text: "hi".into(), data: None, turn: 1, usage: Default::default(), elapsed_us: 1 }
+    }
+
+    fn delta(text: &str) -> RunEvent {
+        RunEvent::Delta { text: text.into() }
+    }
+
+    #[tokio::test]
+    async fn everyone_hears_everything_once_whenever_they_come() {
+        let feed = Feed::new("t".into());
+        let mut first = feed.follow(Hold::Cancels);
+        feed.publish([(0, RunEvent::Started { turn: 1 }), (2, delta("a"))]);
+        assert_eq!(first.next().await.expect("there").expect("well"), RunEvent::Started { turn: 1 });
+        feed.publish([(5, delta("b"))]);
+        feed.end(6, Ok(outcome()));
+        let mut late = feed.follow(Hold::Watches);
+        let mut ids = Vec::new();
+        while let Some(event) = late.next().await {
+            event.expect("the turn went well");
+            ids.extend(late.last_id());
+        }
+        assert_eq!(ids, [0, 2, 5, 6]);
+        assert_eq!(first.outcome().await.expect("the rest"), outcome());
+    }
+
+    #[tokio::test]
+    async fn an_error_comes_once_and_last_to_each() {
+        let feed = Feed::new("t".into());
+        let (mut one, mut two) = (feed.follow(Hold::Cancels), feed.follow(Hold::Watches));
+        feed.end(0, Err(RuntimeError::DeadlineExceeded));
+        for handle in [&mut one, &mut two] {
+            let error = handle.next().await.expect("an end").expect_err("an error");
+            assert_eq!(error.code(), "deadline_exceeded");
+            assert!(handle.next().await.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_vanishes_is_cancelled_for_its_caller() {
+        let feed = Feed::new("t".into());
+        let handle = feed.follow(Hold::Cancels);
+        drop(TurnEnd::new(feed));
+        assert_eq!(handle.outcome().await.expect_err("no outcome").code(), "cancelled");
+    }
+
+    #[tokio::test]
+    async fn dropping_the_handle_that_holds_the_turn_tells_it_and_dropping_another_does_not() {
+        let feed = Feed::new("t".into());
+        let (holds, watches) = (feed.follow(Hold::Cancels), feed.follow(Hold::Watches));
+        let end = TurnEnd::new(feed);
+        drop(watches);
+        assert!(!end.is_abandoned());
+        drop(holds);
+        end.abandoned().await;
+        assert!(end.is_abandoned());
+    }
+}

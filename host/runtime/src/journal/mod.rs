@@ -1,0 +1,379 @@
+//! The journal of a turn: what makes it durable while it runs.
+//!
+//! Every host call whose result is not a function of the guest's own past (a generation, a clock, the list of models) is
+//! numbered in the order in which the guest makes it. Its result is appended to the store; a generation's tokens are
+//! appended as they come. When the host starts again, the guest is run again from its beginning, and its calls are
+//! answered from here until the journal ends: then the turn goes on live. A guest that does not make the calls that it
+//! made before gets [`RuntimeError::Divergence`], and nothing of the turn is committed.
+//!
+//! The output gate: what the caller is shown is part of the journal, and reaches the feed only when it is stored, under
+//! the number that it has there.
+//!
+//! Random numbers need no records: all of them are drawn from the turn's seed.
+
+mod clock;
+mod random;
+mod record;
+mod replay;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use clock::{MonotonicClock, WallClock};
+pub(crate) use random::{random, seed};
+pub(crate) use record::Identity;
+pub(crate) use replay::Place;
+
+use crate::{RunEvent, RuntimeError, feed::Feed};
+use record::{Record, first_u64};
+use replay::{Order, Recorded, Replay};
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+use skep_store::{Store, TurnKey};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::watch;
+
+/// Of one turn.
+const MAX_RECORDS: u64 = 100_000;
+const MAX_BYTES: usize = 64 << 20;
+
+/// The journal of one turn that runs.
+pub(crate) struct Journal {
+    store: Store,
+    turn: TurnKey,
+    seed: Vec<u8>,
+    feed: Arc<Feed>,
+    order: Order,
+    inner: Mutex<Inner>,
+    /// Whether something is on its way to the store.
+    writing: watch::Sender<bool>,
+}
+
+struct Inner {
+    next_call: u32,
+    /// What is left to be replayed.
+    recorded: BTreeMap<u32, Recorded>,
+    last_position: u64,
+    /// Of the records that the caller was shown.
+    last_shown: u64,
+    bytes: usize,
+    waiting: Vec<Waiting>,
+    failure: Failure,
+}
+
+/// Why the turn cannot go on.
+enum Failure {
+    None,
+    Known(RuntimeError),
+    /// It was said, and the turn is over.
+    Told,
+}
+
+/// A record on its way to the store.
+struct Waiting {
+    position: u64,
+    call: u32,
+    record: Record,
+}
+
+/// A host call that the guest makes.
+pub(crate) struct Call {
+    number: u32,
+    identity: Identity,
+    past: Past,
+}
+
+/// What is known of a call from before a restart.
+enum Past {
+    /// Nothing: it is made now.
+    None,
+    /// It was cut off.
+    Begun {
+        tokens: Vec<u32>,
+        shown_bytes: usize,
+    },
+    Ended {
+        result: serde_json::Value,
+        place: Place,
+    },
+}
+
+/// Shows the events of an ended turn again, all but its end. Gives the number of the last one.
+pub(crate) fn show_again(
+    feed: &Feed,
+    number: u64,
+    records: Vec<skep_store::Record>,
+) -> Result<u64, RuntimeError> {
+    let shown = Replay::read(records)?.shown;
+    let last_id = shown.last().map_or(0, |(id, _)| *id);
+    feed.publish([(0, RunEvent::Started { turn: number })]);
+    feed.publish(shown);
+    Ok(last_id)
+}
+
+/// The guest must not go on; the journal knows why.
+#[derive(Debug, thiserror::Error)]
+#[error("the turn's journal cannot be continued")]
+pub(crate) struct Stopped;
+
+impl Journal {
+    /// The journal of a turn, with the records that it has. What was shown already is shown in the feed again.
+    pub(crate) fn open(
+        store: Store,
+        turn: TurnKey,
+        seed: Vec<u8>,
+        feed: Arc<Feed>,
+        records: Vec<skep_store::Record>,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let Replay { calls, shown, last_position } = Replay::read(records)?;
+        let last_shown = shown.last().map_or(0, |(id, _)| *id);
+        feed.publish(shown);
+        let inner = Inner {
+            next_call: 1,
+            recorded: calls,
+            last_position,
+            last_shown,
+            bytes: 0,
+            waiting: Vec::new(),
+            failure: Failure::None,
+        };
+        Ok(Arc::new(Journal {
+            store,
+            turn,
+            seed,
+            feed,
+            order: Order::new(),
+            inner: Mutex::new(inner),
+            writing: watch::Sender::new(false),
+        }))
+    }
+
+    /// The guest makes a call: its next one.
+    pub(crate) fn call(&self, identity: Identity) -> Result<Call, Stopped> {
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let number = inner.next_call;
+        inner.next_call += 1;
+        let past = match inner.recorded.remove(&number) {
+            None => Past::None,
+            Some(Recorded { identity: Some(before), .. }) if before != identity => {
+                let made = if before.name == identity.name {
+                    format!("{} with other arguments", identity.name)
+                } else {
+                    identity.name
+                };
+                inner.fail(RuntimeError::Divergence { call: number, expected: before.name, made });
+                return Err(Stopped);
+            }
+            Some(Recorded { result: Some(result), order, .. }) => {
+                Past::Ended { result, place: self.order.place(order) }
+            }
+            Some(Recorded { tokens, shown_bytes, .. }) => Past::Begun { tokens, shown_bytes },
+        };
+        Ok(Call { number, identity, past })
+    }
+
+    /// A call that is answered at once, by `make` or from the journal.
+    pub(crate) fn immediate<T: Serialize + DeserializeOwned>(
+        self: &Arc<Self>,
+        identity: Identity,
+        make: impl FnOnce() -> T,
+    ) -> Result<T, Stopped> {
+        let mut call = self.call(identity)?;
+        if let Some((result, _place)) = self.recorded(&mut call)? {
+            return Ok(result);
+        }
+        let made = make();
+        self.ended(&call, &made, Vec::new());
+        Ok(made)
+    }
+
+    /// The result that the call had before a restart, with its place among the others.
+    pub(crate) fn recorded<T: DeserializeOwned>(
+        &self,
+        call: &mut Call,
+    ) -> Result<Option<(T, Place)>, Stopped> {
+        match std::mem::replace(&mut call.past, Past::None) {
+            Past::Ended { result, place } => match serde_json::from_value(result) {
+                Ok(result) => Ok(Some((result, place))),
+                Err(error) => {
+                    let name = &call.identity.name;
+                    let message =
+                        format!("the result of {name} in the turn's journal is unreadable: {error}");
+                    self.fail(RuntimeError::Internal { message });
+                    Err(Stopped)
+                }
+            },
+            past => {
+                call.past = past;
+                Ok(None)
+            }
+        }
+    }
+
+    /// A generation produced tokens, and the caller is shown `text`.
+    pub(crate) fn tokens(self: &Arc<Self>, call: &Call, ids: &[u32], text: &str) {
+        let mut inner = self.lock();
+        if let Some(Waiting { call: number, record: Record::Tokens { ids: known, text: said, .. }, .. }) =
+            inner.waiting.last_mut()
+            && *number == call.number
+        {
+            known.extend_from_slice(ids);
+            said.push_str(text);
+            return;
+        }
+        let record = Record::Tokens { call: call.identity.clone(), ids: ids.to_vec(), text: text.to_owned() };
+        self.append(&mut inner, call.number, [record]);
+    }
+
+    /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
+    pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
+        let value = serde_json::to_value(result).expect("results of host calls are always JSON");
+        let result = Record::Result { call: call.identity.clone(), value };
+        let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));
+        self.append(&mut self.lock(), call.number, records);
+    }
+
+    /// A seed for the draws of a call.
+    pub(crate) fn seed_for(&self, call: &Call) -> u64 {
+        first_u64(&self.derive(&format!("generation {}", call.number)))
+    }
+
+    /// 32 bytes that depend on the turn's seed and on `purpose`.
+    pub(crate) fn derive(&self, purpose: &str) -> [u8; 32] {
+        Sha256::new().chain_update(&self.seed).chain_update(purpose).finalize().into()
+    }
+
+    /// The turn fails, for the first reason that is given.
+    pub(crate) fn fail(&self, error: RuntimeError) {
+        self.lock().fail(error);
+    }
+
+    /// Waits until everything is stored, and says what went wrong if something did. Gives the number of the last event that
+    /// was shown.
+    pub(crate) async fn close(&self) -> Result<u64, RuntimeError> {
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.writing.subscribe().wait_for(|writing| !writing).await;
+        let mut inner = self.lock();
+        match std::mem::replace(&mut inner.failure, Failure::Told) {
+            Failure::Known(error) => Err(error),
+            Failure::None => {
+                inner.failure = Failure::None;
+                Ok(inner.last_shown)
+            }
+            Failure::Told => Err(RuntimeError::Cancelled),
+        }
+    }
+
+    /// After a guest that ended well: whether it made all calls that it made before.
+    pub(crate) fn check_replayed(&self) -> Result<(), RuntimeError> {
+        let inner = self.lock();
+        let Some((number, recorded)) = inner.recorded.first_key_value() else { return Ok(()) };
+        let expected = recorded.identity.as_ref().map_or_else(String::new, |identity| identity.name.clone());
+        Err(RuntimeError::Divergence { call: *number, expected, made: "nothing more".to_owned() })
+    }
+
+    fn append(
+        self: &Arc<Self>,
+        inner: &mut MutexGuard<'_, Inner>,
+        call: u32,
+        records: impl IntoIterator<Item = Record>,
+    ) {
+        if !matches!(inner.failure, Failure::None) {
+            return;
+        }
+        for record in records {
+            inner.last_position += 1;
+            let position = inner.last_position;
+            inner.waiting.push(Waiting { position, call, record });
+        }
+        if inner.last_position > MAX_RECORDS {
+            let message = format!("a turn's journal has at most {MAX_RECORDS} records");
+            inner.fail(RuntimeError::LimitExceeded { limit: "journal_records", message });
+            return;
+        }
+        if !self.writing.send_replace(true) {
+            tokio::spawn(self.clone().write());
+        }
+    }
+
+    /// Stores what waits until nothing does. What comes meanwhile is stored together.
+    async fn write(self: Arc<Self>) {
+        loop {
+            let waiting = {
+                let mut inner = self.lock();
+                if inner.waiting.is_empty() {
+                    self.writing.send_replace(false);
+                    return;
+                }
+                std::mem::take(&mut inner.waiting)
+            };
+            if let Err(error) = self.store_and_show(waiting).await {
+                let mut inner = self.lock();
+                inner.waiting.clear();
+                inner.fail(error);
+            }
+        }
+    }
+
+    async fn store_and_show(&self, waiting: Vec<Waiting>) -> Result<(), RuntimeError> {
+        let mut shown = Vec::new();
+        let mut records = Vec::with_capacity(waiting.len());
+        for Waiting { position, call, record } in waiting {
+            let event = record.event();
+            let shows = event.is_some();
+            shown.extend(event.map(|event| (position, event)));
+            records.push(skep_store::Record { position, call, shown: shows, body: record.encode() });
+        }
+        let bytes = {
+            let mut inner = self.lock();
+            inner.bytes += records.iter().map(|record| record.body.len()).sum::<usize>();
+            inner.bytes
+        };
+        if bytes > MAX_BYTES {
+            let message = format!("a turn's journal has at most {MAX_BYTES} bytes");
+            return Err(RuntimeError::LimitExceeded { limit: "journal_bytes", message });
+        }
+        self.store.append_records(self.turn, records).await?;
+        if let Some((id, _)) = shown.last() {
+            self.lock().last_shown = *id;
+        }
+        self.feed.publish(shown);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The first reason counts.
+    fn fail(&mut self, error: RuntimeError) {
+        if matches!(self.failure, Failure::None) {
+            self.failure = Failure::Known(error);
+        }
+    }
+}
+
+impl Call {
+    /// Tokens that the generation had produced when it was cut off.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        match &self.past {
+            Past::Begun { tokens, .. } => tokens,
+            Past::None | Past::Ended { .. } => &[],
+        }
+    }
+
+    /// Bytes of text that the caller was shown before.
+    pub(crate) fn shown_bytes(&self) -> usize {
+        match self.past {
+            Past::Begun { shown_bytes, .. } => shown_bytes,
+            Past::None | Past::Ended { .. } => 0,
+        }
+    }
+}

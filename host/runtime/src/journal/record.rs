@@ -1,0 +1,57 @@
+//! What the records of a journal say, and how they are written.
+
+use crate::RunEvent;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// What a call is recognised by when the guest makes it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub(crate) name: String,
+    /// Of the call's arguments.
+    pub(crate) hash: u64,
+}
+
+/// One record. Its call and whether it is shown stand beside it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Record {
+    /// Tokens that a generation produced, and the text that the caller was shown with them.
+    Tokens { call: Identity, ids: Vec<u32>, text: String },
+    /// What a call came to.
+    Result { call: Identity, value: Value },
+    /// Something else that the caller was shown.
+    Event(RunEvent),
+}
+
+impl Identity {
+    pub(crate) fn new(name: &str, arguments: &impl Serialize) -> Self {
+        let mut hasher = Sha256::new();
+        serde_json::to_writer(&mut hasher, arguments).expect("arguments of host calls are always JSON");
+        Identity { name: name.to_owned(), hash: first_u64(&hasher.finalize()) }
+    }
+}
+
+impl Record {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings, numbers and JSON are always JSON")
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(body)
+    }
+
+    /// What the caller is shown of it.
+    pub(super) fn event(&self) -> Option<RunEvent> {
+        match self {
+            Record::Tokens { text, .. } if !text.is_empty() => Some(RunEvent::Delta { text: text.clone() }),
+            Record::Event(event) => Some(event.clone()),
+            Record::Tokens { .. } | Record::Result { .. } => None,
+        }
+    }
+}
+
+pub(super) fn first_u64(digest: &[u8]) -> u64 {
+    digest.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte))
+}

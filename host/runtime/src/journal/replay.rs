@@ -1,0 +1,99 @@
+//! What a journal holds from before a restart, call by call.
+
+use super::record::{Identity, Record};
+use crate::{RunEvent, RuntimeError};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use tokio::sync::watch;
+
+/// What was recorded of one call.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    pub(super) identity: Option<Identity>,
+    /// Tokens of a generation that has no result yet.
+    pub(super) tokens: Vec<u32>,
+    /// Bytes of their text that the caller was shown.
+    pub(super) shown_bytes: usize,
+    pub(super) result: Option<Value>,
+    /// How many results came before this one.
+    pub(super) order: u32,
+}
+
+/// A journal as it was read.
+#[derive(Default)]
+pub(super) struct Replay {
+    pub(super) calls: BTreeMap<u32, Recorded>,
+    pub(super) shown: Vec<(u64, RunEvent)>,
+    pub(super) last_position: u64,
+}
+
+impl Replay {
+    pub(super) fn read(records: Vec<skep_store::Record>) -> Result<Self, RuntimeError> {
+        let mut replay = Replay::default();
+        let mut results = 0;
+        for record in records {
+            let decoded = Record::decode(&record.body).map_err(|error| RuntimeError::Internal {
+                message: format!("record {} of the turn's journal is unreadable: {error}", record.position),
+            })?;
+            replay.last_position = record.position;
+            if let Some(event) = decoded.event().filter(|_| record.shown) {
+                replay.shown.push((record.position, event));
+            }
+            match decoded {
+                Record::Tokens { call, ids, text } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.tokens.extend(ids);
+                    recorded.shown_bytes += text.len();
+                }
+                Record::Result { call, value } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.result = Some(value);
+                    recorded.order = results;
+                    results += 1;
+                }
+                Record::Event(_) => {}
+            }
+        }
+        Ok(replay)
+    }
+}
+
+/// Lets recorded results through in the order in which they came the first time, because a guest that waits for several
+/// at once may do something else in another order.
+#[derive(Debug)]
+pub(super) struct Order {
+    delivered: watch::Sender<u32>,
+}
+
+/// The place of one result. Dropping it lets the next one through.
+#[derive(Debug)]
+pub(crate) struct Place {
+    delivered: watch::Sender<u32>,
+    place: u32,
+}
+
+impl Order {
+    pub(super) fn new() -> Self {
+        Order { delivered: watch::Sender::new(0) }
+    }
+
+    pub(super) fn place(&self, place: u32) -> Place {
+        Place { delivered: self.delivered.clone(), place }
+    }
+}
+
+impl Place {
+    /// Resolves when all results that came before have been delivered.
+    pub(crate) async fn reached(&self) {
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.delivered.subscribe().wait_for(|delivered| *delivered >= self.place).await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.delivered.send_modify(|delivered| *delivered += 1);
+    }
+}

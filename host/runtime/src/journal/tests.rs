@@ -1,0 +1,180 @@
+//! A journal on a real store: what it answers, in which order, and what it refuses.
+
+use super::*;
+use skep_store::{Acceptance, AgentRow, NewTurn};
+
+struct Turn {
+    store: Store,
+    key: TurnKey,
+}
+
+impl Turn {
+    async fn new() -> Turn {
+        let store = Store::in_memory().await.expect("a database");
+        let agent = AgentRow {
+            name: "a".into(),
+            manifest: String::new(),
+            digest: "d".into(),
+            deployed_at_ms: 1,
+            deployed_by: "tester".into(),
+        };
+        store.put_agent(&agent, b"component").await.expect("stored");
+        let turn = NewTurn {
+            id: "t".into(),
+            agent: "a".into(),
+            session: "s".into(),
+            idempotency_key: None,
+            digest: "d".into(),
+            input: Vec::new(),
+            seed: vec![1; 32],
+            accepted_at_ms: 1,
+            number: Some(1),
+        };
+        match store.accept_turn(turn).await.expect("stored") {
+            Acceptance::New(key) => Turn { store, key },
+            Acceptance::Known(_) => panic!("it is the first"),
+        }
+    }
+
+    /// The journal as a host finds it when it starts.
+    async fn open(&self) -> (Arc<Journal>, Arc<Feed>) {
+        let feed = Feed::new("t".into());
+        let records = self.store.records(self.key).await.expect("read");
+        let journal = Journal::open(self.store.clone(), self.key, vec![1; 32], feed.clone(), records);
+        (journal.expect("readable"), feed)
+    }
+}
+
+fn identity(name: &str, argument: u32) -> Identity {
+    Identity::new(name, &argument)
+}
+
+fn divergence(result: Result<u64, RuntimeError>) -> String {
+    let error = result.expect_err("it diverged");
+    assert_eq!(error.code(), "divergence");
+    error.to_string()
+}
+
+#[tokio::test]
+async fn results_are_answered_again_and_then_the_turn_is_live() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    for value in [7, 8] {
+        assert_eq!(journal.immediate(identity("clock", 0), || value).expect("live"), value);
+    }
+    let begun = journal.call(identity("generate", 1)).expect("live");
+    journal.tokens(&begun, &[10, 11], "ab");
+    journal.tokens(&begun, &[12], "c");
+    journal.close().await.expect("stored");
+
+    let (journal, feed) = turn.open().await;
+    for value in [7, 8] {
+        assert_eq!(journal.immediate(identity("clock", 0), || 99).expect("recorded"), value);
+    }
+    let begun = journal.call(identity("generate", 1)).expect("recorded");
+    assert_eq!((begun.tokens(), begun.shown_bytes()), (&[10, 11, 12][..], 3));
+    journal.tokens(&begun, &[13], "d");
+    journal.ended(&begun, &"result", vec![RunEvent::Delta { text: "!".into() }]);
+    assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
+    journal.close().await.expect("stored");
+    journal.check_replayed().expect("everything was made again");
+
+    let (journal, again) = turn.open().await;
+    let mut texts = Vec::new();
+    for feed in [feed, again] {
+        feed.end(100, Err(RuntimeError::Cancelled));
+        let (mut handle, mut text) = (feed.follow(crate::feed::Hold::Watches), String::new());
+        while let Some(Ok(RunEvent::Delta { text: delta })) = handle.next().await {
+            text.push_str(&delta);
+        }
+        texts.push(text);
+    }
+    assert_eq!(texts, ["abcd!", "abcd!"]);
+    for _ in 0..2 {
+        journal.immediate(identity("clock", 0), || 0).expect("recorded");
+    }
+    let mut ended = journal.call(identity("generate", 1)).expect("recorded");
+    let (result, _place) = journal.recorded::<String>(&mut ended).expect("readable").expect("it ended");
+    assert_eq!(result, "result");
+}
+
+#[tokio::test]
+async fn another_call_or_fewer_calls_than_before_are_a_divergence() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    journal.immediate(identity("models", 1), || 1).expect("live");
+    journal.immediate(identity("clock", 1), || 2).expect("live");
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    assert!(journal.immediate(identity("clock", 1), || 3).is_err());
+    assert!(journal.call(identity("models", 1)).is_err(), "the turn is over");
+    assert!(divergence(journal.close().await).contains("call 1 was models before the restart"));
+
+    let (journal, _) = turn.open().await;
+    assert!(journal.immediate(identity("models", 2), || 3).is_err());
+    assert!(divergence(journal.close().await).contains("models with other arguments"));
+
+    let (journal, _) = turn.open().await;
+    journal.immediate(identity("models", 1), || 3).expect("recorded");
+    journal.close().await.expect("so far it is well");
+    assert!(divergence(journal.check_replayed().map(|()| 0)).contains("nothing more"));
+}
+
+#[tokio::test]
+async fn results_come_in_their_first_order_and_who_goes_away_holds_up_nobody() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let calls: Vec<Call> =
+        (0..3).map(|index| journal.call(identity("generate", index)).expect("live")).collect();
+    for index in [2, 0, 1] {
+        journal.ended(&calls[index], &index, Vec::new());
+    }
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let mut places = Vec::new();
+    for index in 0..3 {
+        let mut call = journal.call(identity("generate", index)).expect("recorded");
+        let (value, place) = journal.recorded::<u32>(&mut call).expect("readable").expect("ended");
+        assert_eq!(value, index);
+        places.push(place);
+    }
+    let second = places.remove(0);
+    let third = places.remove(0);
+    let first = places.remove(0);
+    let waits = tokio::spawn(async move {
+        second.reached().await;
+        drop(second);
+        third.reached().await;
+    });
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished());
+    drop(first);
+    waits.await.expect("both were reached");
+}
+
+#[tokio::test]
+async fn a_record_over_its_bound_fails_the_turn_and_is_shown_to_nobody() {
+    let turn = Turn::new().await;
+    let (journal, feed) = turn.open().await;
+    let call = journal.call(identity("generate", 0)).expect("live");
+    let text = "x".repeat(skep_store::MAX_RECORD_BYTES);
+    journal.ended(&call, &(), vec![RunEvent::Delta { text }]);
+    assert_eq!(journal.close().await.expect_err("too large").code(), "store_failed");
+    assert!(journal.call(identity("generate", 1)).is_err());
+    feed.end(1, Err(RuntimeError::Cancelled));
+    let mut handle = feed.follow(crate::feed::Hold::Watches);
+    assert!(handle.next().await.expect("the end").is_err());
+}
+
+#[tokio::test]
+async fn draws_are_a_function_of_the_turns_seed_and_their_purpose() {
+    let turn = Turn::new().await;
+    let (one, _) = turn.open().await;
+    let (two, _) = turn.open().await;
+    assert_eq!(one.derive("a"), two.derive("a"));
+    assert_ne!(one.derive("a"), one.derive("b"));
+    let calls = [0, 1].map(|index| one.call(identity("generate", index)).expect("live"));
+    assert_ne!(one.seed_for(&calls[0]), one.seed_for(&calls[1]));
+}

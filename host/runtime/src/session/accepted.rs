@@ -1,0 +1,102 @@
+//! A message that was accepted: what is stored of it, and the turns that follow from it while they are in memory.
+
+use crate::{Invocation, Origin, RuntimeError, feed::Feed};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use skep_store::TurnKey;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// How a turn stands in the store when its session gets it.
+pub(crate) enum Standing {
+    /// It is not there: it is written when it starts, and ends with its caller.
+    Attached,
+    /// It waits there, and goes on without its caller.
+    Waiting { key: TurnKey, seed: Vec<u8> },
+    /// It ran, with this component, before the host was started again.
+    CutOff { key: TurnKey, seed: Vec<u8>, digest: String },
+}
+
+/// What makes a turn run again as it ran, beside its seed.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Input {
+    principal: String,
+    text: String,
+    data: Option<Value>,
+    origin: Origin,
+}
+
+/// The feeds of all turns that wait or run in this process, by the ids of the turns.
+#[derive(Default)]
+pub(crate) struct LiveTurns(Mutex<HashMap<String, Arc<Feed>>>);
+
+/// While a turn lives, it has this.
+pub(crate) struct Live {
+    turns: Arc<LiveTurns>,
+    id: String,
+}
+
+impl Standing {
+    pub(crate) fn key(&self) -> Option<TurnKey> {
+        match self {
+            Standing::Attached => None,
+            Standing::Waiting { key, .. } | Standing::CutOff { key, .. } => Some(*key),
+        }
+    }
+}
+
+impl Input {
+    pub(crate) fn encode(invocation: &Invocation) -> Vec<u8> {
+        let Invocation { principal, text, data, origin, .. } = invocation.clone();
+        let input = Input { principal, text, data, origin };
+        serde_json::to_vec(&input).expect("strings and JSON are always JSON")
+    }
+
+    /// The invocation of a turn that is run without its caller.
+    pub(crate) fn decode(
+        body: &[u8],
+        agent: String,
+        session: String,
+        idempotency_key: Option<String>,
+    ) -> Result<Invocation, RuntimeError> {
+        let input = serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
+            message: format!("the message of a turn of session {agent}/{session} is unreadable: {error}"),
+        })?;
+        let Input { principal, text, data, origin } = input;
+        Ok(Invocation {
+            principal,
+            agent,
+            session,
+            text,
+            data,
+            origin,
+            deadline: None,
+            idempotency_key,
+            detached: true,
+        })
+    }
+}
+
+impl LiveTurns {
+    pub(crate) fn enter(self: &Arc<Self>, feed: &Arc<Feed>) -> Live {
+        let id = feed.turn_id().to_owned();
+        self.lock().insert(id.clone(), feed.clone());
+        Live { turns: self.clone(), id }
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Feed>> {
+        self.lock().get(id).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Feed>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.turns.lock().remove(&self.id);
+    }
+}

@@ -1,0 +1,263 @@
+//! Turns that outlive their caller, and the host.
+
+use super::{
+    fixture::{Host, invocation},
+    guest::{Guest, counter, echo, spinner},
+};
+use crate::{Invocation, Outcome, RunEvent, RunHandle, TurnPhase};
+
+/// Enough for several restarts in one generation.
+const TOKENS: u32 = 160;
+/// Enough CPU that a test ends it and not the limit.
+const PATIENT: &str = "[limits]\ncpu_ms = 30000";
+
+/// Counts its turns in the state, then generates [`TOKENS`] tokens in a conversation and replies with them.
+fn talker() -> Guest {
+    Guest {
+        module: r#"
+            (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
+            (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
+            (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+                (func $open (param i32 i32 i32 i32 i32 i32)))
+            (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+                (func $append (param i32 i32 i32 i32)))
+            (import "skep:agent/inference@0.1.0" "[method]conversation.generate"
+                (func $generate (param i32 i32)))
+            (data (i32.const 512) "main") (data (i32.const 520) "nxxxxxxxxxxxxxxxx")"#,
+        on_message: r#"
+            (call $get (i32.const 520) (i32.const 1) (i32.const 600))
+            (local.set $b (i32.const 1))
+            (if (i32.load8_u (i32.const 600))
+                (then (local.set $b (i32.add (i32.const 1) (i32.load (i32.const 608))))))
+            (call $set (i32.const 520) (i32.const 1) (i32.const 521) (local.get $b) (i32.const 640))
+            (call $open (i32.const 512) (i32.const 4) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 600))
+            (if (i32.load8_u (i32.const 600)) (then unreachable))
+            (local.set $a (i32.load offset=4 (i32.const 600)))
+            (call $append (local.get $a) (local.get $text) (local.get $length) (i32.const 640))
+            (if (i32.load8_u (i32.const 640)) (then unreachable))
+            (i32.store (i32.const 1024) (local.get $a))
+            (i32.store8 offset=80 (i32.const 1024) (i32.const 1))
+            (i32.store offset=84 (i32.const 1024) (i32.const 160))
+            (i32.store8 offset=128 (i32.const 1024) (i32.const 1))
+            (call $generate (i32.const 1024) (i32.const 2048))
+            (if (i32.load8_u (i32.const 2048)) (then unreachable))
+            (local.set $text (i32.load offset=8 (i32.const 2048)))
+            (local.set $length (i32.load offset=12 (i32.const 2048)))"#,
+        ..Guest::default()
+    }
+}
+
+fn detached(agent: &str, text: &str) -> Invocation {
+    Invocation { detached: true, ..invocation(agent, "s", text) }
+}
+
+/// The events with their numbers, to the end of the turn.
+async fn events(mut handle: RunHandle) -> Vec<(u64, RunEvent)> {
+    let mut events = Vec::new();
+    while let Some(event) = handle.next().await {
+        let event = event.expect("the turn goes well");
+        events.push((handle.last_id().expect("an event has a number"), event));
+    }
+    events
+}
+
+fn outcome(events: &[(u64, RunEvent)]) -> &Outcome {
+    match events.last() {
+        Some((_, RunEvent::Done(outcome))) => outcome,
+        other => panic!("the last event is {other:?}"),
+    }
+}
+
+fn said(events: &[(u64, RunEvent)]) -> String {
+    let deltas = events.iter().filter_map(|(_, event)| match event {
+        RunEvent::Delta { text } => Some(text.as_str()),
+        _ => None,
+    });
+    deltas.collect()
+}
+
+/// What the turn's first caller saw before the host ended, and after how many tokens that was.
+async fn cut_off(host: Host, handle: &mut RunHandle) -> (Host, Vec<(u64, RunEvent)>) {
+    let mut seen = Vec::new();
+    while !matches!(seen.last(), Some((_, RunEvent::Delta { .. }))) {
+        let event = handle.next().await.expect("it is not over").expect("it goes well");
+        seen.push((handle.last_id().expect("a number"), event));
+    }
+    (host.restart().await, seen)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_a_restart_cut_off_goes_on_after_its_last_token() {
+    let mut cut_in_the_middle = 0;
+    for round in 0..10 {
+        let host = Host::start().await;
+        host.deploy("talk", "", talker()).await.expect("valid");
+        let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
+        let id = handle.turn_id().to_owned();
+        let (mut host, mut seen) = cut_off(host, &mut handle).await;
+        // Two more cuts, as far as the turn still runs.
+        for _ in 0..2 {
+            if matches!(
+                host.agents.turn("talk", "s", &id).await.expect("kept").phase,
+                TurnPhase::Running { .. }
+            ) {
+                cut_in_the_middle += 1;
+                host = host.restart().await;
+            }
+        }
+        let all = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
+        assert_eq!(all[..seen.len()], seen, "round {round}: what was seen has not changed");
+        seen.extend_from_slice(&all[seen.len()..]);
+        assert!(seen.is_sorted_by_key(|(id, _)| *id) && seen.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let outcome = outcome(&seen);
+        assert_eq!(outcome.text, said(&seen), "round {round}");
+        assert!((1..=TOKENS).contains(&outcome.usage.completion_tokens), "{outcome:?}");
+        let session = host.agents.session("talk", "s").await.expect("committed");
+        assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
+        assert_eq!(session.messages[1].content, outcome.text);
+        assert_eq!(session.state_bytes, 2, "the turn counted itself once");
+        if cut_in_the_middle > 2 {
+            return;
+        }
+    }
+    panic!("no generation was cut off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_does_something_else_than_before_is_told_so_and_changes_nothing() {
+    for round in 0..10 {
+        let host = Host::start().await;
+        host.deploy("talk", "", talker()).await.expect("valid");
+        let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
+        let id = handle.turn_id().to_owned();
+        while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
+        // So many versions that the one with which the turn began is not kept.
+        let host = host.restart_with_other_component("talk", counter()).await;
+        let handle = host.agents.follow("talk", "s", &id).await.expect("kept");
+        match handle.outcome().await {
+            // It was faster than the restart.
+            Ok(_) => continue,
+            Err(error) => {
+                assert_eq!(error.code(), "divergence", "round {round}: {error}");
+                assert!(error.to_string().contains("generate"), "{error}");
+            }
+        }
+        let detail = host.agents.turn("talk", "s", &id).await.expect("kept");
+        assert!(matches!(detail.phase, TurnPhase::Failed { code, .. } if code == "divergence"));
+        assert_eq!(host.agents.session("talk", "s").await.expect_err("no turn").code(), "session_not_found");
+        assert_eq!(host.answer("talk", "s", "go").await, "x");
+        return;
+    }
+    panic!("no generation was cut off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_off_turn_is_finished_by_the_version_that_began_it() {
+    for _ in 0..10 {
+        let host = Host::start().await;
+        host.deploy("talk", "", talker()).await.expect("valid");
+        let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
+        let id = handle.turn_id().to_owned();
+        while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
+        let host = host.restart_with_versions("talk", echo(), 1).await;
+        let ran_on =
+            !matches!(host.agents.turn("talk", "s", &id).await.expect("kept").phase, TurnPhase::Done { .. });
+        let all = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
+        assert_eq!(outcome(&all).text, said(&all));
+        assert_eq!(host.answer("talk", "s", "echo").await, "echo");
+        if ran_on {
+            return;
+        }
+    }
+    panic!("no generation was cut off");
+}
+
+#[tokio::test]
+async fn a_detached_turn_goes_on_without_its_caller_and_is_found_again() {
+    let host = Host::start().await;
+    host.deploy("talk", "", talker()).await.expect("valid");
+    let handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
+    let id = handle.turn_id().to_owned();
+    let other = host.agents.follow("talk", "s", &id).await.expect("it is there");
+    drop(handle);
+    let live = events(other).await;
+    let late = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
+    assert_eq!(live, late, "a turn that has ended is told as it was told live");
+    let detail = host.agents.turn("talk", "s", &id).await.expect("kept");
+    assert!(matches!(detail.phase, TurnPhase::Done { outcome: known, .. } if known == *outcome(&live)));
+    for (session, turn) in [("s", "nothing"), ("other", id.as_str())] {
+        let error = host.agents.follow("talk", session, turn).await.expect_err("no such turn");
+        assert_eq!(error.code(), "turn_not_found");
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_one_turn_while_it_waits_while_it_runs_and_after() {
+    let host = Host::start().await;
+    host.deploy("talk", "", talker()).await.expect("valid");
+    let keyed = Invocation { idempotency_key: Some("k".into()), ..invocation("talk", "s", "hello") };
+    let first = host.agents.invoke(keyed.clone()).await.expect("taken");
+    let second = host.agents.invoke(keyed.clone()).await.expect("known");
+    assert_eq!(first.turn_id(), second.turn_id());
+    drop(first);
+    let told = events(second).await;
+    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, told);
+    let host = host.restart().await;
+    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, told);
+    assert_eq!(host.agents.session("talk", "s").await.expect("there").summary.turns, 1);
+
+    let other = Invocation { text: "something else".into(), ..keyed };
+    assert_eq!(host.agents.invoke(other).await.expect_err("another message").code(), "invalid_message");
+}
+
+#[tokio::test]
+async fn a_key_whose_turn_failed_may_be_used_again() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    let keyed =
+        |text: &str| Invocation { idempotency_key: Some("k".into()), ..invocation("count", "s", text) };
+    let failed = host.agents.invoke(keyed("!")).await.expect("taken").outcome().await;
+    assert_eq!(failed.expect_err("it traps").code(), "agent_trapped");
+    let outcome = host.agents.invoke(keyed("go")).await.expect("taken").outcome().await;
+    assert_eq!(outcome.expect("it goes well").text, "x");
+}
+
+#[tokio::test]
+async fn waiting_turns_are_run_in_their_order_after_a_restart() {
+    let host = Host::start().await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    host.deploy("count", "", counter()).await.expect("valid");
+    let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
+    spins.next().await.expect("it starts").expect("it starts");
+    let mut waiting = Vec::new();
+    for text in ["one", "two", "three"] {
+        let handle = host.agents.invoke(detached("spin", text)).await.expect("taken");
+        waiting.push((text, handle.turn_id().to_owned()));
+    }
+    let id = spins.turn_id().to_owned();
+    let host = host.restart().await;
+    assert!(matches!(
+        host.agents.turn("spin", "s", &waiting[0].1).await.expect("kept").phase,
+        TurnPhase::Waiting
+    ));
+    host.agents.cancel_turn("spin", "s", &id).await.expect("it runs again");
+    let error = host.agents.follow("spin", "s", &id).await.expect("kept").outcome().await;
+    assert_eq!(error.expect_err("it was cancelled").code(), "cancelled");
+    for (number, (text, id)) in (1..).zip(waiting) {
+        let all = events(host.agents.follow("spin", "s", &id).await.expect("kept")).await;
+        assert_eq!((outcome(&all).text.as_str(), outcome(&all).turn), (text, number));
+    }
+}
+
+#[tokio::test]
+async fn what_a_full_mailbox_refuses_is_not_kept() {
+    let host = Host::with(crate::RuntimeOptions { mailbox: 1, ..Default::default() }).await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
+    spins.next().await.expect("it starts").expect("it starts");
+    host.agents.invoke(detached("spin", "waits")).await.expect("there is room for one");
+    let refused = host.agents.invoke(detached("spin", "too many")).await.expect_err("it is full");
+    assert_eq!(refused.code(), "mailbox_full");
+    let open = host.open_turns().await;
+    assert_eq!(open, 2);
+}

@@ -1,0 +1,89 @@
+//! The journal of a turn: what its host calls came to and what its caller was shown, in order.
+//!
+//! Records are appended while the turn runs and never change. Those that a caller was shown outlive the turn for a
+//! while; the others go when it ends.
+
+use crate::{Store, StoreError, TurnKey, writer::Write};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
+use std::sync::Arc;
+
+/// Of one record. Larger ones are refused before anything of the append is written.
+pub const MAX_RECORD_BYTES: usize = 2 << 20;
+
+/// One step of a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Counts up from 1 within the turn.
+    pub position: u64,
+    /// The host call of the turn that it belongs to.
+    pub call: u32,
+    /// Whether the turn's callers see it.
+    pub shown: bool,
+    pub body: Vec<u8>,
+}
+
+impl Store {
+    /// Appends to the journal of an open turn: all of the records or none.
+    pub async fn append_records(&self, turn: TurnKey, records: Vec<Record>) -> Result<(), StoreError> {
+        if let Some(large) = records.iter().find(|record| record.body.len() > MAX_RECORD_BYTES) {
+            let (what, bytes) = ("a record of the turn's journal", large.body.len());
+            return Err(StoreError::RowTooLarge { what, bytes, limit: MAX_RECORD_BYTES });
+        }
+        self.group.write(Write::Append { turn, records: Arc::new(records) }).await.map(drop)
+    }
+
+    /// The journal in its order.
+    pub async fn records(&self, turn: TurnKey) -> Result<Vec<Record>, StoreError> {
+        let rows =
+            query("SELECT position, call, shown, body FROM turn_records WHERE turn = ? ORDER BY position")
+                .bind(turn.0)
+                .fetch_all(&self.readers)
+                .await
+                .map_err(StoreError::while_it("read the journal of a turn"))?;
+        Ok(rows
+            .into_iter()
+            .map(|row| Record {
+                position: row.get::<i64, _>(0) as u64,
+                call: row.get::<i64, _>(1) as u32,
+                shown: row.get(2),
+                body: row.get(3),
+            })
+            .collect())
+    }
+}
+
+pub(crate) async fn append(
+    connection: &mut SqliteConnection,
+    turn: TurnKey,
+    records: &[Record],
+) -> Result<(), StoreError> {
+    // SQLite bounds the parameters of one statement.
+    for chunk in records.chunks(1_000) {
+        let mut insert =
+            QueryBuilder::<Sqlite>::new("INSERT INTO turn_records (turn, position, call, shown, body) ");
+        insert.push_values(chunk, |mut row, record| {
+            row.push_bind(turn.0)
+                .push_bind(record.position as i64)
+                .push_bind(record.call)
+                .push_bind(record.shown)
+                .push_bind(&record.body);
+        });
+        insert.build().execute(&mut *connection).await.map_err(
+            |error| match crate::sessions::is_foreign_key(&error) {
+                true => StoreError::TurnNotOpen { key: turn.0 },
+                false => StoreError::while_it("appended to the journal of a turn")(error),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Removes what only a turn that runs needs.
+pub(crate) async fn close(connection: &mut SqliteConnection, turn: TurnKey) -> Result<(), StoreError> {
+    query("DELETE FROM turn_records WHERE turn = ? AND NOT shown")
+        .bind(turn.0)
+        .execute(connection)
+        .await
+        .map_err(StoreError::while_it("closed the journal of a turn"))?;
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! Turns: a row from the moment a message is accepted until a while after its turn has ended.
+//!
+//! A turn is open while it waits or runs; a host that starts runs all open turns to their end. It ends once: by its
+//! commit (see `sessions`) or by a failure, which gives its idempotency key back, because nothing of it happened.
+
+use crate::{
+    LogEntry, Store, StoreError, journal, logs,
+    sessions::is_foreign_key,
+    writer::{Write, Written},
+};
+use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+use std::sync::Arc;
+
+/// Ended turns that a session keeps at least, the newest; a few more may still be there.
+pub const TURNS_KEPT: u32 = 32;
+/// Older ones are removed only every so many turns, because looking for them costs as much as a small turn.
+const TURNS_BETWEEN_PRUNING: u64 = 16;
+/// Ended turns are kept no longer than this, whatever their number, while there are newer ones to make room for.
+const KEPT_MS: u64 = 24 * 3600 * 1000;
+/// Of all sessions together, removed at once, so that no turn waits long for it.
+const MAX_FORGOTTEN: u32 = 64;
+
+/// How the store knows a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TurnKey(pub(crate) i64);
+
+/// A message that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTurn {
+    /// How clients know the turn; unique.
+    pub id: String,
+    pub agent: String,
+    pub session: String,
+    pub idempotency_key: Option<String>,
+    /// Of the component that is in force.
+    pub digest: String,
+    pub input: Vec<u8>,
+    /// What everything random in the turn is drawn from.
+    pub seed: Vec<u8>,
+    pub accepted_at_ms: u64,
+    /// The turn's number if it starts at once; `None` if it waits.
+    pub number: Option<u64>,
+}
+
+/// What became of a new turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    New(TurnKey),
+    /// The session has a turn with this idempotency key; nothing was written.
+    Known(TurnKey),
+}
+
+/// A turn as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnRow {
+    pub key: TurnKey,
+    pub id: String,
+    pub agent: String,
+    pub session: String,
+    pub idempotency_key: Option<String>,
+    pub digest: String,
+    pub input: Vec<u8>,
+    pub seed: Vec<u8>,
+    pub accepted_at_ms: u64,
+    pub state: TurnState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TurnState {
+    Waiting,
+    Running { number: u64 },
+    Done { number: u64, outcome: Vec<u8>, ended_at_ms: u64 },
+    Failed { error: Vec<u8>, ended_at_ms: u64 },
+}
+
+/// The end of a turn that changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnFailure {
+    pub key: TurnKey,
+    pub agent: String,
+    pub session: String,
+    /// 0 if it never started.
+    pub number: u64,
+    pub at_ms: u64,
+    pub error: Vec<u8>,
+    pub logs: Vec<LogEntry>,
+}
+
+const WAITING: i64 = 0;
+const RUNNING: i64 = 1;
+const DONE: i64 = 2;
+const FAILED: i64 = 3;
+const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number, \
+                       result, ended_at_ms";
+
+impl Store {
+    /// Makes a message durable.
+    pub async fn accept_turn(&self, turn: NewTurn) -> Result<Acceptance, StoreError> {
+        match self.group.write(Write::Accept(Arc::new(turn))).await? {
+            Written::Accepted(acceptance) => Ok(acceptance),
+            Written::Done => unreachable!("an acceptance is answered with one"),
+        }
+    }
+
+    /// A turn that waited begins, with the component that is in force now.
+    pub async fn start_turn(&self, turn: TurnKey, number: u64, digest: String) -> Result<(), StoreError> {
+        self.group.write(Write::Start { turn, number, digest }).await.map(drop)
+    }
+
+    /// Ends a turn of which nothing is to remain but its error and its log lines.
+    pub async fn fail_turn(&self, failure: TurnFailure) -> Result<(), StoreError> {
+        self.group.write(Write::Fail(Arc::new(failure))).await.map(drop)
+    }
+
+    /// All turns that wait or run, in the order in which they are to go on: those that run first.
+    pub async fn open_turns(&self) -> Result<Vec<TurnRow>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM turns WHERE ended_at_ms IS NULL ORDER BY state DESC, key");
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed open turns"))?;
+        Ok(rows.iter().map(turn_row).collect())
+    }
+
+    /// A turn of a session by its id, if it is still kept.
+    pub async fn turn(&self, agent: &str, session: &str, id: &str) -> Result<Option<TurnRow>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND id = ?");
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(agent)
+            .bind(session)
+            .bind(id)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read a turn"))?;
+        Ok(row.as_ref().map(turn_row))
+    }
+
+    /// The session's turn with this idempotency key, if it is still kept.
+    pub async fn turn_with_idempotency_key(
+        &self,
+        agent: &str,
+        session: &str,
+        idempotency_key: &str,
+    ) -> Result<Option<TurnRow>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND idempotency_key = ?");
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(agent)
+            .bind(session)
+            .bind(idempotency_key)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read a turn"))?;
+        Ok(row.as_ref().map(turn_row))
+    }
+
+    pub async fn turn_by_key(&self, turn: TurnKey) -> Result<Option<TurnRow>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM turns WHERE key = ?");
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(turn.0)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read a turn"))?;
+        Ok(row.as_ref().map(turn_row))
+    }
+}
+
+pub(crate) async fn accept(
+    connection: &mut SqliteConnection,
+    turn: &NewTurn,
+) -> Result<Acceptance, StoreError> {
+    let failed = || StoreError::while_it("accepted a turn");
+    let inserted = query(
+        "INSERT INTO turns (id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING key",
+    )
+    .bind(&turn.id)
+    .bind(&turn.agent)
+    .bind(&turn.session)
+    .bind(&turn.idempotency_key)
+    .bind(&turn.digest)
+    .bind(&turn.input)
+    .bind(&turn.seed)
+    .bind(turn.accepted_at_ms as i64)
+    .bind(if turn.number.is_some() { RUNNING } else { WAITING })
+    .bind(turn.number.map(|number| number as i64))
+    .fetch_optional(&mut *connection)
+    .await
+    .map_err(|error| match is_foreign_key(&error) {
+        true => StoreError::AgentMissing { name: turn.agent.clone() },
+        false => failed()(error),
+    })?;
+    if let Some(row) = inserted {
+        return Ok(Acceptance::New(TurnKey(row.get(0))));
+    }
+    let known = query("SELECT key FROM turns WHERE agent = ? AND session = ? AND idempotency_key = ?")
+        .bind(&turn.agent)
+        .bind(&turn.session)
+        .bind(&turn.idempotency_key)
+        .fetch_one(connection)
+        .await
+        .map_err(failed())?;
+    Ok(Acceptance::Known(TurnKey(known.get(0))))
+}
+
+pub(crate) async fn start(
+    connection: &mut SqliteConnection,
+    turn: TurnKey,
+    number: u64,
+    digest: &str,
+) -> Result<(), StoreError> {
+    let started =
+        query("UPDATE turns SET state = ?, number = ?, digest = ? WHERE key = ? AND ended_at_ms IS NULL")
+            .bind(RUNNING)
+            .bind(number as i64)
+            .bind(digest)
+            .bind(turn.0)
+            .execute(connection)
+            .await
+            .map_err(StoreError::while_it("started a turn"))?;
+    must_be_open(started.rows_affected(), turn)
+}
+
+pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
+    let TurnFailure { key, agent, session, number, at_ms, error, logs } = failure;
+    let ended = query(
+        "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?, idempotency_key = NULL
+         WHERE key = ? AND ended_at_ms IS NULL",
+    )
+    .bind(FAILED)
+    .bind(error)
+    .bind(*at_ms as i64)
+    .bind(key.0)
+    .execute(&mut *connection)
+    .await
+    .map_err(StoreError::while_it("ended a turn"))?;
+    must_be_open(ended.rows_affected(), *key)?;
+    journal::close(connection, *key).await?;
+    logs::insert(connection, agent, session, *number, logs).await?;
+    prune(connection, agent, session, *at_ms).await
+}
+
+/// The part of a commit that ends the turn's own row.
+pub(crate) async fn finish(
+    connection: &mut SqliteConnection,
+    turn: TurnKey,
+    agent: &str,
+    session: &str,
+    number: u64,
+    outcome: &[u8],
+    at_ms: u64,
+) -> Result<(), StoreError> {
+    let ended = query(
+        "UPDATE turns SET state = ?, number = ?, result = ?, ended_at_ms = ? WHERE key = ? AND ended_at_ms IS NULL",
+    )
+    .bind(DONE)
+    .bind(number as i64)
+    .bind(outcome)
+    .bind(at_ms as i64)
+    .bind(turn.0)
+    .execute(&mut *connection)
+    .await
+    .map_err(StoreError::while_it("ended a turn"))?;
+    must_be_open(ended.rows_affected(), turn)?;
+    journal::close(connection, turn).await?;
+    if number.is_multiple_of(TURNS_BETWEEN_PRUNING) {
+        prune(connection, agent, session, at_ms).await?;
+    }
+    Ok(())
+}
+
+async fn prune(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+    now_ms: u64,
+) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("removed old turns");
+    query(
+        "DELETE FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL AND key <=
+         (SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NOT NULL
+          ORDER BY key DESC LIMIT 1 OFFSET ?3)",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(TURNS_KEPT)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    query("DELETE FROM turns WHERE key IN (SELECT key FROM turns WHERE ended_at_ms < ? LIMIT ?)")
+        .bind(now_ms.saturating_sub(KEPT_MS) as i64)
+        .bind(MAX_FORGOTTEN)
+        .execute(connection)
+        .await
+        .map_err(failed())?;
+    Ok(())
+}
+
+fn must_be_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
+    if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
+}
+
+fn turn_row(row: &SqliteRow) -> TurnRow {
+    let number = || row.get::<Option<i64>, _>(10).unwrap_or_default() as u64;
+    let result = || row.get::<Option<Vec<u8>>, _>(11).unwrap_or_default();
+    let ended_at_ms = row.get::<Option<i64>, _>(12).unwrap_or_default() as u64;
+    TurnRow {
+        key: TurnKey(row.get(0)),
+        id: row.get(1),
+        agent: row.get(2),
+        session: row.get(3),
+        idempotency_key: row.get(4),
+        digest: row.get(5),
+        input: row.get(6),
+        seed: row.get(7),
+        accepted_at_ms: row.get::<i64, _>(8) as u64,
+        state: match row.get::<i64, _>(9) {
+            WAITING => TurnState::Waiting,
+            RUNNING => TurnState::Running { number: number() },
+            DONE => TurnState::Done { number: number(), outcome: result(), ended_at_ms },
+            _ => TurnState::Failed { error: result(), ended_at_ms },
+        },
+    }
+}
