@@ -14,6 +14,8 @@ mod bench;
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
+/// A host that is killed under load, and what its clients are told.
+mod durability;
 /// What a hostile or broken guest, request or file gets.
 mod hostile;
 /// Cheap rules of the house.

@@ -1,0 +1,337 @@
+//! Turns and crashes: a real host is killed at many points under load, and started again.
+//!
+//! The points are drawn from a seed and counted in events that clients saw, so that they fall anywhere: while a turn
+//! waits, between two tokens, before and after a commit, and while turns of the last life are still being run again.
+
+use crate::harness::{client, guest, repository};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tokio::{sync::watch, task::JoinSet};
+
+/// Kills of one run. Hundreds take a few minutes.
+const KILLS: u32 = 12;
+const WORKERS: usize = 6;
+/// A session is left for the next one after this many messages, so that prompts stay short.
+const MESSAGES_PER_SESSION: usize = 4;
+/// A kill comes after up to this many events.
+const MAX_EVENTS_BETWEEN_KILLS: u64 = 40;
+
+/// A `skep up` process.
+struct Process {
+    child: Child,
+    url: String,
+}
+
+impl Process {
+    fn start(model: &Path, data: &Path) -> Process {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
+            .arg("--model")
+            .arg(model)
+            .arg("--data")
+            .arg(data)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        let url = lines
+            .find_map(|line| {
+                line.split_whitespace().find(|word| word.starts_with("http://")).map(str::to_owned)
+            })
+            .expect("`skep up` prints where it listens");
+        // Nobody reads what it prints after that.
+        std::thread::spawn(move || lines.for_each(drop));
+        Process { child, url: url.trim_end_matches('/').to_owned() }
+    }
+
+    /// SIGKILL: nothing of the process gets to run again.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// A small generator, so that a run can be repeated.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// How a message is sent, and so what may become of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// With an idempotency key, and its events followed.
+    Keyed,
+    /// Accepted with 202, and followed by the id of its turn.
+    Detached,
+    /// As most clients do. One that broke off before its turn began may have been lost.
+    Plain,
+}
+
+/// The message and the data of the reply of each turn, by its number.
+type Turns = BTreeMap<u64, (String, Value)>;
+
+/// What all clients know.
+struct Load {
+    /// Where the host is, while it is there.
+    url: watch::Receiver<Option<String>>,
+    /// That any client has seen.
+    events: watch::Sender<u64>,
+    ends: AtomicBool,
+    /// By session.
+    done: Mutex<BTreeMap<String, Turns>>,
+    /// Messages of which nobody knows whether they were taken.
+    unsure: Mutex<Vec<String>>,
+}
+
+/// What one client has seen of one turn.
+#[derive(Default)]
+struct Seen {
+    turn_id: Option<String>,
+    last_id: Option<u64>,
+    said: String,
+    done: Option<Value>,
+}
+
+impl Seen {
+    /// Takes whole events off the front of `body`; each must be new.
+    fn take(&mut self, body: &mut String, events: &watch::Sender<u64>) {
+        while let Some(end) = body.find("\n\n") {
+            let event: String = body.drain(..end + 2).collect();
+            let field = |name: &str| {
+                event
+                    .lines()
+                    .find_map(|line| line.strip_prefix(name))
+                    .map(|value| value.trim_start().to_owned())
+            };
+            let (Some(name), Some(data)) = (field("event:"), field("data:")) else { continue };
+            let data: Value = serde_json::from_str(&data).unwrap();
+            if name == "error" {
+                // The host was killed while it told why; or the turn failed, which none of these may.
+                panic!("a turn failed: {data}");
+            }
+            let id: u64 = field("id:").expect("every event has an id").parse().unwrap();
+            assert!(self.last_id.is_none_or(|last| last < id), "event {id} came after {:?}", self.last_id);
+            assert!(self.done.is_none(), "{name} came after the end");
+            self.last_id = Some(id);
+            events.send_modify(|events| *events += 1);
+            match name.as_str() {
+                "turn" => self.turn_id = Some(data["turn_id"].as_str().unwrap().to_owned()),
+                "delta" => self.said.push_str(data["text"].as_str().unwrap()),
+                "done" => self.done = Some(data),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads a response to its end, or to the end of the host.
+    async fn read(&mut self, mut response: reqwest::Response, events: &watch::Sender<u64>) {
+        let mut body = String::new();
+        let mut bytes = Vec::new();
+        while let Ok(Some(chunk)) = response.chunk().await {
+            bytes.extend_from_slice(&chunk);
+            let whole = match std::str::from_utf8(&bytes) {
+                Ok(text) => text.len(),
+                Err(error) => error.valid_up_to(),
+            };
+            body.push_str(std::str::from_utf8(&bytes[..whole]).unwrap());
+            bytes.drain(..whole);
+            self.take(&mut body, events);
+        }
+    }
+}
+
+impl Load {
+    /// Where the host is, as soon as it is there.
+    async fn url(&self) -> String {
+        self.url.clone().wait_for(Option::is_some).await.unwrap().clone().unwrap()
+    }
+
+    /// The host that was at `url` does not answer: waits for the next one.
+    async fn lost(&self, url: &str) {
+        self.url.clone().wait_for(|now| now.as_deref() != Some(url)).await.unwrap();
+    }
+
+    /// One client: message after message, each until its turn has ended, whatever happens to the host.
+    async fn work(self: Arc<Self>, worker: usize) {
+        let mut number = 0;
+        while !self.ends.load(Ordering::Relaxed) {
+            let session = format!("w{worker}-{}", number / MESSAGES_PER_SESSION);
+            let text = format!("message {number} of {worker}");
+            let way = [Way::Keyed, Way::Detached, Way::Plain][(worker + number) % 3];
+            number += 1;
+            let seen = self.deliver(&session, &text, way).await;
+            let Some(done) = seen.done else {
+                self.unsure.lock().unwrap().push(text);
+                continue;
+            };
+            assert_eq!(done["text"].as_str().unwrap(), seen.said, "the deltas are the reply");
+            let turn = done["turn"].as_u64().unwrap();
+            let mut sessions = self.done.lock().unwrap();
+            let before = sessions.entry(session).or_default().insert(turn, (text, done["data"].clone()));
+            assert!(before.is_none(), "turn {turn} ended twice");
+        }
+    }
+
+    async fn deliver(&self, session: &str, text: &str, way: Way) -> Seen {
+        let path = format!("/v1/agents/ledger/sessions/{session}");
+        let mut seen = Seen::default();
+        while seen.done.is_none() {
+            let url = self.url().await;
+            let request = match &seen.turn_id {
+                Some(id) => {
+                    let request = client().get(format!("{url}{path}/turns/{id}/events"));
+                    match seen.last_id {
+                        Some(last) => request.header("last-event-id", last),
+                        None => request,
+                    }
+                }
+                None => {
+                    let request =
+                        client().post(format!("{url}{path}/messages")).json(&json!({ "text": text }));
+                    match way {
+                        Way::Plain => request.header("accept", "text/event-stream"),
+                        Way::Keyed => {
+                            request.header("accept", "text/event-stream").header("idempotency-key", text)
+                        }
+                        Way::Detached => {
+                            request.header("prefer", "respond-async").header("idempotency-key", text)
+                        }
+                    }
+                }
+            };
+            let Ok(response) = request.send().await else {
+                if way == Way::Plain && seen.turn_id.is_none() {
+                    return seen;
+                }
+                self.lost(&url).await;
+                continue;
+            };
+            match response.status().as_u16() {
+                200 => seen.read(response, &self.events).await,
+                202 => {
+                    if let Ok(accepted) = response.json::<Value>().await {
+                        seen.turn_id = Some(accepted["turn_id"].as_str().unwrap().to_owned());
+                    }
+                }
+                status => panic!("{status}: {}", response.text().await.unwrap_or_default()),
+            }
+            if way == Way::Plain && seen.turn_id.is_none() {
+                return seen;
+            }
+            if seen.done.is_none() && response_broke_off(way, &seen) {
+                self.lost(&url).await;
+            }
+        }
+        seen
+    }
+}
+
+/// A stream that ended without its end was cut off with its host; an answer to a detached message just says where to go on.
+fn response_broke_off(way: Way, seen: &Seen) -> bool {
+    way != Way::Detached || seen.turn_id.is_none() || seen.last_id.is_some()
+}
+
+/// A model of random weights, which loads in no time.
+fn tiny_model(folder: &Path) {
+    let fixtures = repository().join("tests/fixtures");
+    let source = fixtures.join("tiny/llama-gqa");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = json!(4096);
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(source.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+    std::fs::copy(fixtures.join("tokenizer/byte-level-chatml.json"), folder.join("tokenizer.json")).unwrap();
+}
+
+async fn deploy_ledger(url: &str) {
+    let component = tokio::task::spawn_blocking(|| guest("ledger")).await.unwrap();
+    let form = reqwest::multipart::Form::new()
+        .text("manifest", "name = \"ledger\"")
+        .part("component", reqwest::multipart::Part::bytes(component.to_vec()).file_name("agent.wasm"));
+    let response = client().post(format!("{url}/v1/agents")).multipart(form).send().await.unwrap();
+    assert_eq!(response.status(), 201);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let start = || {
+        let (model, data) = (model.path().to_owned(), data.path().to_owned());
+        tokio::task::spawn_blocking(move || Process::start(&model, &data))
+    };
+    let mut process = start().await.unwrap();
+    deploy_ledger(&process.url).await;
+    let (url, where_it_is) = watch::channel(Some(process.url.clone()));
+    let load = Arc::new(Load {
+        url: where_it_is,
+        events: watch::Sender::new(0),
+        ends: AtomicBool::new(false),
+        done: Mutex::default(),
+        unsure: Mutex::default(),
+    });
+    let mut workers: JoinSet<()> = (0..WORKERS).map(|worker| load.clone().work(worker)).collect();
+    let (mut draws, mut events) = (Draws(2026), load.events.subscribe());
+    for _ in 0..KILLS {
+        let enough = *events.borrow() + draws.below(MAX_EVENTS_BETWEEN_KILLS);
+        tokio::select! {
+            _ = events.wait_for(|events| *events >= enough) => {}
+            Some(ended) = workers.join_next() => ended.expect("a client found something wrong"),
+        }
+        process.kill();
+        url.send_replace(None);
+        process = start().await.unwrap();
+        url.send_replace(Some(process.url.clone()));
+    }
+    load.ends.store(true, Ordering::Relaxed);
+    while let Some(ended) = workers.join_next().await {
+        ended.expect("a client found something wrong");
+    }
+
+    let unsure = load.unsure.lock().unwrap().clone();
+    let done = load.done.lock().unwrap().clone();
+    let mut delivered = 0;
+    for (session, turns) in &done {
+        let path = format!("{}/v1/agents/ledger/sessions/{session}", process.url);
+        let request = client().post(format!("{path}/messages")).json(&json!({"text": "entries"}));
+        let last: Value = request.send().await.unwrap().json().await.unwrap();
+        let entries: Vec<&str> =
+            last["data"].as_array().unwrap().iter().map(|entry| entry.as_str().unwrap()).collect();
+        // Every turn that a client saw end is there once, at its place, and saw all that came before it.
+        for (turn, (text, at_its_end)) in turns {
+            let place = usize::try_from(*turn).unwrap();
+            assert_eq!(entries[place - 1], text, "turn {turn} of {session}");
+            assert_eq!(at_its_end, &json!(entries[..place]), "turn {turn} of {session}");
+            delivered += 1;
+        }
+        let strange = entries.iter().filter(|entry| {
+            !turns.values().any(|(text, _)| text == *entry) && !unsure.iter().any(|text| text == *entry)
+        });
+        assert_eq!(strange.count(), 0, "{entries:?}");
+        assert_eq!(
+            last["turn"].as_u64().unwrap(),
+            entries.len() as u64 + 1,
+            "one turn for each entry: {entries:?}"
+        );
+        let detail: Value = client().get(&path).send().await.unwrap().json().await.unwrap();
+        assert_eq!(detail["messages"].as_array().unwrap().len(), entries.len() * 2, "{session}: {entries:?}");
+    }
+    assert!(delivered > 0);
+    println!("{KILLS} kills, {delivered} turns delivered, {} unsure", unsure.len());
+    process.kill();
+}
