@@ -41,6 +41,22 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Stable, for programs and traces.
+    pub fn code(&self) -> &'static str {
+        match self {
+            EngineError::Busy { .. } => "busy",
+            EngineError::ContextOverflow { .. } => "context_overflow",
+            EngineError::InvalidRequest { .. } => "invalid_request",
+            EngineError::Constraint { .. } => "schema_invalid",
+            EngineError::ModelUnknown { .. } => "model_unknown",
+            EngineError::Truncated => "truncated",
+            EngineError::Cancelled => "cancelled",
+            EngineError::DeadlineExceeded => "deadline_exceeded",
+            EngineError::ShuttingDown => "shutting_down",
+            EngineError::Model(_) | EngineError::Failed(_) => "engine_failed",
+        }
+    }
+
     pub(crate) fn invalid(parameter: &str, message: impl Into<String>) -> Self {
         EngineError::InvalidRequest { parameter: parameter.to_string(), message: message.into() }
     }

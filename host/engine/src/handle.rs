@@ -11,11 +11,12 @@ use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
 
 use crate::constraint::ConstraintCompiler;
 use crate::engine_loop::Submission;
+use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::replica::{Replica, Unsent};
 use crate::router::{Placement, Router};
 use crate::speculation::Speculation;
-use crate::stream::TokenStream;
+use crate::stream::{self, EventReceiver, TokenStream};
 use crate::{Constraint, EngineError, GenerateRequest, Routing};
 
 /// Stands for defaults too far away to be a point in time.
@@ -170,6 +171,17 @@ impl Engine {
     /// Queues a generation. Compiling a new constraint happens here, on the caller's thread, and takes milliseconds
     /// (it is bounded); everything else is quick.
     pub fn generate(&self, request: GenerateRequest) -> Result<TokenStream, EngineError> {
+        let mut span = GenerationSpan::new(&self.shared.info.name, &request);
+        match self.queue(request) {
+            Ok(events) => Ok(TokenStream::new(events, span)),
+            Err(error) => {
+                span.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn queue(&self, request: GenerateRequest) -> Result<EventReceiver, EngineError> {
         let shared = &self.shared;
         if shared.draining.load(Ordering::Acquire) {
             return Err(EngineError::ShuttingDown);
@@ -184,14 +196,14 @@ impl Engine {
         let deadline = request.deadline.unwrap_or_else(|| {
             submitted.checked_add(shared.options.default_deadline).unwrap_or(submitted + LONGEST_DEADLINE)
         });
-        let (events, stream) = TokenStream::channel(max_tokens);
+        let (events, received) = stream::channel(max_tokens);
         let Placement { mut replica, queue, load } = placement;
         let submission =
             Submission { request, max_tokens, matcher, events, submitted, deadline, place: queue, load };
         let mut submission = Box::new(submission);
         loop {
             submission = match shared.replicas[replica].submit(submission) {
-                Ok(()) => return Ok(stream),
+                Ok(()) => return Ok(received),
                 Err(Unsent::Full) => return Err(EngineError::Busy { retry_after_ms: FULL_CHANNEL_MS }),
                 Err(Unsent::Gone(returned)) => returned,
             };

@@ -16,6 +16,7 @@ mod detokenise;
 mod engine_loop;
 mod error;
 mod event;
+mod generation_span;
 mod handle;
 mod health;
 mod keyed_hash;

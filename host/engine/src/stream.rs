@@ -6,23 +6,29 @@ use std::task::{Context, Poll};
 
 use tokio::sync::mpsc;
 
+use crate::generation_span::GenerationSpan;
 use crate::{EngineError, TokenEvent};
 
 pub(crate) type EventSender = mpsc::Sender<Result<TokenEvent, EngineError>>;
+pub(crate) type EventReceiver = mpsc::Receiver<Result<TokenEvent, EngineError>>;
+
+/// A channel with room for every event that a generation of `max_tokens` tokens can produce, so that the loop never
+/// waits for a slow reader.
+pub(crate) fn channel(max_tokens: usize) -> (EventSender, EventReceiver) {
+    mpsc::channel(max_tokens.saturating_add(8))
+}
 
 /// The events of one generation, in order.
 #[derive(Debug)]
 pub struct TokenStream {
-    events: mpsc::Receiver<Result<TokenEvent, EngineError>>,
+    events: EventReceiver,
     ended: bool,
+    span: GenerationSpan,
 }
 
 impl TokenStream {
-    /// A channel with room for every event that a generation of `max_tokens` tokens can produce, so that the loop
-    /// never waits for a slow reader.
-    pub(crate) fn channel(max_tokens: usize) -> (EventSender, TokenStream) {
-        let (sender, events) = mpsc::channel(max_tokens.saturating_add(8));
-        (sender, TokenStream { events, ended: false })
+    pub(crate) fn new(events: EventReceiver, span: GenerationSpan) -> Self {
+        TokenStream { events, ended: false, span }
     }
 
     /// The next event; `None` after `Finished` or an error.
@@ -39,6 +45,7 @@ impl TokenStream {
             Poll::Ready(Some(event)) => event,
             Poll::Ready(None) => Err(EngineError::Failed("the engine stopped unexpectedly".to_string())),
         };
+        self.span.observe(&event);
         self.ended = matches!(event, Ok(TokenEvent::Finished(_)) | Err(_));
         Poll::Ready(Some(event))
     }

@@ -35,6 +35,7 @@ use std::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use error::ApiError;
+pub use trace::RemoteParent;
 
 /// Bounds of the gateway.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ pub struct GatewayOptions {
     pub max_component_bytes: usize,
     /// How long running requests may go on once the server is to stop.
     pub drain: Duration,
+    /// Links the span of a request to the caller's trace. `None`: each request is a trace of its own.
+    pub remote_parent: Option<RemoteParent>,
 }
 
 impl Default for GatewayOptions {
@@ -53,6 +56,7 @@ impl Default for GatewayOptions {
             max_body_bytes: 16 << 20,
             max_component_bytes: 64 << 20,
             drain: Duration::from_secs(30),
+            remote_parent: None,
         }
     }
 }
@@ -156,6 +160,6 @@ fn routes_of(gateway: Gateway) -> Router {
         .layer(DefaultBodyLimit::max(body_limit))
         .layer(middleware::map_response(error::in_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(middleware::from_fn(trace::request))
+        .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
         .with_state(gateway)
 }

@@ -87,7 +87,7 @@ impl RuntimeError {
             Self::ModelUnknown { .. } => "model_unknown",
             Self::MailboxFull { .. } => "mailbox_full",
             Self::TooManyTurns { .. } => "too_many_turns",
-            Self::Engine(error) => engine_code(error),
+            Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
             Self::InvalidMessage { .. } => "invalid_message",
             Self::LimitExceeded { .. } => "limit_exceeded",
@@ -124,21 +124,6 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "truncated",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
-}
-
-fn engine_code(error: &EngineError) -> &'static str {
-    match error {
-        EngineError::Busy { .. } => "busy",
-        EngineError::ContextOverflow { .. } => "context_overflow",
-        EngineError::InvalidRequest { .. } => "invalid_request",
-        EngineError::Constraint { .. } => "schema_invalid",
-        EngineError::Truncated => "truncated",
-        EngineError::Cancelled => "cancelled",
-        EngineError::DeadlineExceeded => "deadline_exceeded",
-        EngineError::ShuttingDown => "shutting_down",
-        EngineError::ModelUnknown { .. } => "model_unknown",
-        _ => "engine_failed",
-    }
 }
 
 fn known_names(known: &[String]) -> String {

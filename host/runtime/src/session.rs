@@ -7,6 +7,7 @@
 mod accepted;
 mod actor;
 mod turn;
+mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Standing};
 pub(crate) use actor::{Command, decode_conversation};

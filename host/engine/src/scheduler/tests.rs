@@ -7,11 +7,12 @@ use skep_model::RowOutput;
 
 use super::*;
 use crate::engine_loop::Submission;
+use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::router::{LoadShare, ReplicaLoad};
 use crate::sequence::SequenceContext;
-use crate::stream::TokenStream;
+use crate::stream::{self, TokenStream};
 use crate::tests::dice::Dice;
 use crate::tests::fixture::{byte_tokenizer, greedy};
 use crate::{Affinity, GenerateRequest, TokenEvent};
@@ -66,7 +67,8 @@ impl Harness {
         let id = self.submitted;
         self.submitted += 1;
         let max_tokens = request.max_tokens.unwrap();
-        let (events, stream) = TokenStream::channel(max_tokens);
+        let (events, received) = stream::channel(max_tokens);
+        let stream = TokenStream::new(received, GenerationSpan::new("test", &request));
         let submission = Submission {
             max_tokens,
             matcher: None,

@@ -36,5 +36,6 @@ async fn apart<T: Send + 'static>(
     }
     let failed =
         |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed on this request");
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
+    let span = tracing::Span::current();
+    tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(failed)?
 }

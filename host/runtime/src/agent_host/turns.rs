@@ -239,7 +239,8 @@ fn turn_request(
     active: Active,
 ) -> TurnRequest {
     let end = TurnEnd::new(feed);
-    TurnRequest { invocation, received_at_ms, standing, end, _live: live, _active: active }
+    let parent = tracing::Span::current();
+    TurnRequest { invocation, received_at_ms, standing, end, parent, _live: live, _active: active }
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

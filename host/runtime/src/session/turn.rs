@@ -8,6 +8,7 @@ use super::{
     SessionKey,
     accepted::{Input, Live, Standing},
     actor::Actor,
+    turn_span,
 };
 use crate::{
     Invocation, Origin, Outcome, RunEvent, RuntimeError,
@@ -31,7 +32,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 /// Of the text and the data of a reply, each.
 const MAX_REPLY_BYTES: usize = 8 << 20;
@@ -42,6 +43,8 @@ pub(crate) struct TurnRequest {
     pub(crate) received_at_ms: u64,
     pub(crate) standing: Standing,
     pub(crate) end: TurnEnd,
+    /// The span of whoever sent the message.
+    pub(crate) parent: Span,
     /// Held until the turn has ended and all who follow it know.
     pub(crate) _live: Live,
     /// Held until the turn has ended, so that a drain waits for it.
@@ -89,11 +92,8 @@ struct Failure {
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { invocation, received_at_ms, standing, end, _live, _active } = request;
-        let SessionKey { agent, session } = &self.key;
-        let span = tracing::info_span!(
-            "turn", agent = %agent, session = %session, id = end.feed().turn_id(), turn = tracing::field::Empty
-        );
+        let TurnRequest { invocation, received_at_ms, standing, end, parent, _live, _active } = request;
+        let span = turn_span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();
         let result =
             self.run_turn(invocation, received_at_ms, standing, &end, started).instrument(span.clone()).await;
@@ -102,9 +102,7 @@ impl Actor {
         let agent = self.key.agent.clone();
         metrics::counter!(metric::TURNS, "agent" => agent.clone(), "outcome" => label).increment(1);
         metrics::histogram!(metric::TURN_TIME, "agent" => agent).record(started.elapsed());
-        if let Err(error) = &result {
-            tracing::warn!(parent: &span, code = error.code(), "the turn failed: {error}");
-        }
+        turn_span::end(&span, &result);
         match result {
             Ok((last_id, outcome)) => end.feed().end(last_id + 1, Ok(outcome)),
             Err(error) => end.feed().end(0, Err(error)),
@@ -195,7 +193,7 @@ impl Actor {
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
         let conversations = ConversationSet::new(memory.conversations.clone());
-        tracing::Span::current().record("turn", number);
+        turn_span::is_turn(number);
 
         let store = &services.store;
         let (key, seed, records) = match standing {

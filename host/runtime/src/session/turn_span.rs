@@ -1,0 +1,39 @@
+//! The span of one turn, for the log and for traces, named after OpenTelemetry's conventions for generative AI. What the
+//! turn does happens inside of it, so its generations are below it.
+
+use super::SessionKey;
+use crate::RuntimeError;
+use tracing::{Span, field::Empty};
+
+/// `parent` is the span of whoever sent the message, or had the turn run again.
+pub(super) fn begin(parent: &Span, key: &SessionKey, turn_id: &str) -> Span {
+    let SessionKey { agent, session } = key;
+    tracing::info_span!(
+        parent: parent,
+        "turn",
+        otel.name = %format_args!("invoke_agent {agent}"),
+        otel.status_code = Empty,
+        gen_ai.operation.name = "invoke_agent",
+        gen_ai.provider.name = "skep",
+        gen_ai.agent.name = agent.as_str(),
+        gen_ai.conversation.id = session.as_str(),
+        skep.turn.id = turn_id,
+        skep.turn.number = Empty,
+        error.type = Empty,
+    )
+}
+
+/// Its number in the session.
+pub(super) fn is_turn(number: u64) {
+    Span::current().record("skep.turn.number", number.cast_signed());
+}
+
+pub(super) fn end<T>(span: &Span, result: &Result<T, RuntimeError>) {
+    let Err(error) = result else {
+        span.in_scope(|| tracing::debug!("the turn ended"));
+        return;
+    };
+    span.record("error.type", error.code());
+    span.record("otel.status_code", "ERROR");
+    span.in_scope(|| tracing::warn!(code = error.code(), "the turn failed: {error}"));
+}
