@@ -55,6 +55,11 @@ impl Host {
         Host { url: format!("http://{address}"), stop: Some(stop), thread: Some(thread) }
     }
 
+    /// One that runs in a process of its own.
+    pub fn elsewhere(url: String) -> Host {
+        Host { url, stop: None, thread: None }
+    }
+
     pub async fn get(&self, path: &str) -> (u16, Value) {
         answer(client().get(self.at(path)).send().await.unwrap()).await
     }

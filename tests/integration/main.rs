@@ -32,3 +32,5 @@ mod openai_routes;
 mod reference;
 /// The default model divided among ranks.
 mod sharding;
+/// Traces over OTLP, and the request ids of the log.
+mod traces;

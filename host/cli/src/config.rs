@@ -33,6 +33,7 @@ pub struct Config {
     pub limits: LimitsToml,
     pub runtime: RuntimeConfig,
     pub http: HttpConfig,
+    pub telemetry: TelemetryConfig,
 }
 
 /// What a committed turn survives.
@@ -123,6 +124,13 @@ pub struct HttpConfig {
     pub max_body_bytes: Option<usize>,
     /// How long running requests may go on after a signal to stop.
     pub drain_s: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TelemetryConfig {
+    /// The OTLP/HTTP address of a collector; traces are sent if there is one.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Config {

@@ -20,3 +20,4 @@ pub mod places;
 pub mod progress;
 pub mod server;
 pub mod style;
+pub mod traces;

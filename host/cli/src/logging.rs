@@ -1,7 +1,12 @@
-//! The structured log, on stderr: what the host's parts report through `tracing`.
+//! What the host's parts report through `tracing`: the structured log on stderr, and the spans that are sent as traces.
 
+use anyhow::Result;
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
+
+use crate::traces::{TraceOptions, Traces};
 
 /// How a line of the log looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -13,22 +18,28 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log. `level` is a level (`info`) or a filter such as `warn,skep_runtime=debug`.
-pub fn start(level: &str, format: LogFormat) -> anyhow::Result<()> {
+/// Starts the log, and the export of traces if there is to be one. `level` is a level (`info`) or a filter such as
+/// `warn,skep_runtime=debug`; it says nothing about traces.
+pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> Result<Option<Traces>> {
     let filter = EnvFilter::try_new(level).map_err(|error| {
         let message =
             format!("--log-level {level:?}: {error}\n  hint: use error, warn, info, debug, trace or off");
         crate::failure::Usage(message)
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
+    let traces = traces.map(Traces::start).transpose()?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;
             let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            log.with_ansi(coloured).with_target(false).try_init()
+            lines.with_ansi(coloured).with_target(false).boxed()
         }
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let layers = tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(traces.as_ref().map(Traces::layer));
     // A log that is already there was set up by an embedding program.
-    started.or(Ok(()))
+    layers.try_init().or(Ok::<_, anyhow::Error>(()))?;
+    Ok(traces)
 }

@@ -21,6 +21,7 @@ mod up;
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
+use crate::config::Config;
 use crate::logging::{self, LogFormat};
 
 /// One process in which language models and sandboxed WebAssembly agents live together.
@@ -110,20 +111,35 @@ impl Cli {
             (None, 2) => "debug",
             (None, _) => "trace",
         };
-        logging::start(level, self.log.log_format)?;
+        let (config, traces) = match &self.command {
+            Command::Up(args) => {
+                let config = args.config()?;
+                let traces = args.traces(&config)?;
+                (config, traces)
+            }
+            _ => (Config::default(), None),
+        };
+        let traces = logging::start(level, self.log.log_format, traces.as_ref())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .context("cannot start the asynchronous runtime")?;
-        runtime.block_on(self.command.run())
+        let result = runtime.block_on(self.command.run(config));
+        // With the runtime end the last spans.
+        drop(runtime);
+        if let Some(traces) = traces {
+            traces.shutdown();
+        }
+        result
     }
 }
 
 impl Command {
-    async fn run(self) -> Result<()> {
+    /// `config` is the operator's, for a host.
+    async fn run(self, config: Config) -> Result<()> {
         match self {
             Command::Demo(args) => demo::run(args).await,
-            Command::Up(args) => up::run(args).await,
+            Command::Up(args) => up::run(args, config).await,
             Command::New(args) => new::run(&args),
             Command::Build(args) => build::run(&args),
             Command::Deploy(args) => deploy::run(args).await,

@@ -16,6 +16,7 @@ use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
 use crate::style;
+use crate::traces::{self, TraceOptions};
 
 /// Start a host: a model, its engine, agents and HTTP
 ///
@@ -44,7 +45,12 @@ skep.toml, every line optional:
   [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
   compile_s = 60                # max_artifact_bytes, max_session_bytes
   [http]                        # max_body_bytes, drain_s
-  drain_s = 30")]
+  drain_s = 30
+  [telemetry]
+  otlp_endpoint = \"http://127.0.0.1:4318\"
+
+Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
+OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]
 pub struct Args {
     /// Folders of agents to build and deploy
     #[arg(value_name = "AGENT_DIR")]
@@ -78,13 +84,28 @@ pub struct Args {
     /// Ranks that share the layers out [default: 1]
     #[arg(long, value_name = "N")]
     pp: Option<usize>,
+    /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
     /// Settings of the operator; flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-pub async fn run(args: Args) -> Result<()> {
-    let options = options(&args)?;
+impl Args {
+    /// What the file says, which the log has to know before anything else begins.
+    pub fn config(&self) -> Result<Config> {
+        self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)
+    }
+
+    pub fn traces(&self, config: &Config) -> Result<Option<TraceOptions>> {
+        let endpoint = self.otlp_endpoint.as_deref().or(config.telemetry.otlp_endpoint.as_deref());
+        TraceOptions::read(endpoint, |name| std::env::var(name).ok())
+    }
+}
+
+pub async fn run(args: Args, config: Config) -> Result<()> {
+    let options = options(&args, &config)?;
     let data = options.data.clone();
     let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals count from here on, so that one during a long build is not lost.
@@ -109,14 +130,13 @@ pub async fn run(args: Args) -> Result<()> {
     }
 }
 
-fn options(args: &Args) -> Result<ServerOptions> {
+fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     let mut options = ServerOptions::default();
     if !args.ephemeral {
         options.data = DataDir::Path(places::data_dir()?);
     }
-    if let Some(path) = &args.config {
-        Config::read(path)?.apply(&mut options)?;
-    }
+    config.apply(&mut options)?;
+    options.gateway.remote_parent = Some(traces::remote_parent());
     if args.ephemeral {
         options.data = DataDir::InMemory;
     }
@@ -236,7 +256,8 @@ mod tests {
         let path = path.to_str().expect("UTF-8");
         let parse = |extra: &[&str]| {
             let arguments = ["up", "--config", path].into_iter().chain(extra.iter().copied());
-            options(&Wrapper::try_parse_from(arguments).expect("valid flags").args).expect("valid settings")
+            let args = Wrapper::try_parse_from(arguments).expect("valid flags").args;
+            options(&args, &args.config().expect("valid file")).expect("valid settings")
         };
         let options = parse(&["--threads", "5", "--model", "x.gguf", "--replicas", "3"]);
         assert_eq!((options.listen.port(), options.threads, options.model.as_str()), (1, Some(5), "x.gguf"));

@@ -1,0 +1,293 @@
+//! Traces as a collector gets them from a real `skep up`, and the log lines that belong to them.
+
+use crate::harness::{Host, client, model_path};
+use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::ExportTraceServiceRequest,
+    common::v1::{AnyValue, KeyValue, any_value},
+    trace::v1::{Span, span::SpanKind, status::StatusCode},
+};
+use prost::Message;
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader, Lines},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER: &str = "00f067aa0ba902b7";
+const REQUEST_ID: &str = "one-message";
+
+/// What arrived at a collector.
+#[derive(Clone, Default)]
+struct Collector {
+    requests: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
+}
+
+impl Collector {
+    /// Its address, without a path.
+    async fn start(&self) -> String {
+        async fn take(State(collector): State<Collector>, headers: HeaderMap, body: Bytes) {
+            assert_eq!(headers["content-type"], "application/x-protobuf");
+            let request = ExportTraceServiceRequest::decode(body).expect("OTLP");
+            collector.requests.lock().unwrap().push(request);
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let routes = Router::new().route("/v1/traces", post(take)).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        url
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.requests.lock().unwrap();
+        let resources = requests.iter().flat_map(|request| &request.resource_spans);
+        resources.flat_map(|one| &one.scope_spans).flat_map(|one| one.spans.clone()).collect()
+    }
+
+    fn service_names(&self) -> Vec<Value> {
+        let requests = self.requests.lock().unwrap();
+        let resources = requests.iter().flat_map(|request| &request.resource_spans);
+        resources.map(|one| attribute(&one.resource.as_ref().unwrap().attributes, "service.name")).collect()
+    }
+}
+
+/// A `skep up` process with a JSON log.
+struct Process {
+    child: Child,
+    host: Host,
+    /// Held so that the process can go on to print.
+    _stdout: Lines<BufReader<ChildStdout>>,
+    log: JoinHandle<Vec<Value>>,
+}
+
+impl Process {
+    fn start(endpoint: &str) -> Process {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--otlp-endpoint", endpoint])
+            .args(["--log-format", "json"])
+            .args(["--log-level", "info,skep_gateway=debug,skep_runtime=debug,skep_engine=debug"])
+            .arg("--model")
+            .arg(model_path())
+            .env("OTEL_SERVICE_NAME", "shop")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let log = std::thread::spawn(move || {
+            let lines = stderr.lines().map(|line| line.unwrap());
+            lines.filter_map(|line| serde_json::from_str(&line).ok()).collect()
+        });
+        let mut stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = stdout
+            .by_ref()
+            .map(|line| line.unwrap())
+            .find_map(|line| {
+                line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned)
+            })
+            .expect("`skep up` prints where it listens");
+        Process { child, host: Host::elsewhere(url), _stdout: stdout, log }
+    }
+
+    /// Ends it as a supervisor would, and gives its log.
+    async fn stop(mut self) -> (ExitStatus, Vec<Value>) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let status = tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap();
+        (status, self.log.join().unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_one_trace_from_the_caller_to_the_model() {
+    let collector = Collector::default();
+    let server = Process::start(&collector.start().await);
+    assert_eq!(server.host.deploy_guest("generate", "talker", "").await.0, 201);
+    let message = client()
+        .post(server.host.at("/v1/agents/talker/sessions/desk/messages"))
+        .header("traceparent", format!("00-{TRACE}-{CALLER}-01"))
+        .header("x-request-id", REQUEST_ID)
+        .json(&json!({"text": "Hello", "data": {"max_tokens": 5, "temperature": 0.7, "seed": 11}}));
+    let answer = message.send().await.unwrap();
+    assert_eq!(answer.headers()["x-request-id"], REQUEST_ID);
+    let answer: Value = answer.json().await.unwrap();
+    let (status, log) = server.stop().await;
+    assert!(status.success());
+
+    let spans = collector.spans();
+    let of_trace: Vec<&Span> = spans.iter().filter(|span| hex(&span.trace_id) == TRACE).collect();
+    assert_eq!(of_trace.len(), 3, "{of_trace:#?}");
+    let named = |name: &str| *of_trace.iter().find(|span| span.name == name).expect(name);
+    let request = named("POST /v1/agents/{agent}/sessions/{session}/messages");
+    let turn = named("invoke_agent talker");
+    let generation = named("chat smollm2-135m");
+    assert_eq!(hex(&request.parent_span_id), CALLER);
+    assert_eq!(turn.parent_span_id, request.span_id);
+    assert_eq!(generation.parent_span_id, turn.span_id);
+    assert_eq!((request.kind(), turn.kind()), (SpanKind::Server, SpanKind::Internal));
+    assert!(request.start_time_unix_nano <= generation.start_time_unix_nano);
+    assert!(generation.end_time_unix_nano <= turn.end_time_unix_nano);
+    assert_eq!(collector.service_names().first(), Some(&json!("shop")));
+
+    expect(
+        request,
+        json!({
+            "request_id": REQUEST_ID,
+            "http.request.method": "POST",
+            "http.route": "/v1/agents/{agent}/sessions/{session}/messages",
+            "http.response.status_code": 200,
+        }),
+    );
+    expect(
+        turn,
+        json!({
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": "skep",
+            "gen_ai.agent.name": "talker",
+            "gen_ai.conversation.id": "desk",
+            "skep.turn.id": answer["turn_id"],
+            "skep.turn.number": 1,
+        }),
+    );
+    let mut measured = attributes(generation);
+    for duration in ["skep.queue_us", "skep.first_token_us"] {
+        let value = measured.remove(duration).unwrap_or_else(|| panic!("no {duration}"));
+        assert!(value.as_i64().is_some_and(|us| us >= 0), "{duration}: {value}");
+    }
+    let usage = &answer["usage"];
+    assert_eq!(
+        Value::Object(measured),
+        json!({
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "skep",
+            "gen_ai.agent.name": "talker",
+            "gen_ai.conversation.id": "desk",
+            "gen_ai.request.model": "smollm2-135m",
+            "gen_ai.request.max_tokens": 5,
+            "gen_ai.request.temperature": 0.7,
+            "gen_ai.request.seed": 11,
+            "gen_ai.response.finish_reasons": ["length"],
+            "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+            "gen_ai.usage.output_tokens": 5,
+            "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        })
+    );
+    one_request_id_links_the_lines(&log);
+}
+
+/// The spans of a line are those around it, so each of them leads to the request.
+fn one_request_id_links_the_lines(log: &[Value]) {
+    for (message, depth) in [("answered", 1), ("the turn ended", 2), ("the generation ended", 3)] {
+        let of_request =
+            |line: &&Value| line["message"] == message && line["spans"][0]["request_id"] == REQUEST_ID;
+        let line = log.iter().find(of_request).unwrap_or_else(|| panic!("no line {message:?} in {log:#?}"));
+        assert_eq!(line["spans"].as_array().map(Vec::len), Some(depth), "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_are_traces_of_their_own_that_last_as_long_as_their_streams() {
+    let collector = Collector::default();
+    let server = Process::start(&collector.start().await);
+    // Schemas are compiled on another thread than the request's.
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "yes", "schema": {"type": "boolean"}}});
+    let messages = json!([{"role": "user", "content": "Is water wet?"}]);
+    let chat = json!({"messages": messages, "response_format": format, "stream": true});
+    let events = server.host.events("/v1/chat/completions", chat).await;
+    assert_eq!(events.last().map(|(_, data)| data.as_str()), Some("[DONE]"));
+    let endless = json!({"prompt": "One", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let mut left = client().post(server.host.at("/v1/completions")).json(&endless).send().await.unwrap();
+    left.chunk().await.unwrap().expect("it began");
+    drop(left);
+    let refused = json!({"prompt": "One", "max_tokens": 1_000_000});
+    assert_eq!(server.host.post("/v1/completions", refused).await.0, 400);
+    let (status, _) = server.stop().await;
+    assert!(status.success());
+
+    let spans = collector.spans();
+    let requests: Vec<&Span> = spans.iter().filter(|span| span.kind() == SpanKind::Server).collect();
+    assert!(requests.iter().all(|span| span.parent_span_id.is_empty()), "{requests:#?}");
+    let below = |request: &Span| {
+        let mut below = spans.iter().filter(|span| span.parent_span_id == request.span_id);
+        below.next().expect("a generation").clone()
+    };
+    let streamed = requests.iter().find(|span| span.name == "POST /v1/chat/completions").expect("streamed");
+    let generation = below(streamed);
+    assert_eq!(generation.trace_id, streamed.trace_id);
+    assert!(generation.end_time_unix_nano <= streamed.end_time_unix_nano, "the answer's head ended earlier");
+    assert_eq!(attribute(&generation.attributes, "gen_ai.response.finish_reasons"), json!(["stop"]));
+    assert_eq!(attribute(&generation.attributes, "gen_ai.agent.name"), Value::Null);
+    let completions = requests.iter().filter(|span| span.name == "POST /v1/completions");
+    let mut failures: Vec<(Value, Value, bool)> = completions
+        .map(|request| {
+            let generation = below(request);
+            let is_error = generation.status.as_ref().map(|status| status.code()) == Some(StatusCode::Error);
+            let status = attribute(&request.attributes, "http.response.status_code");
+            (status, attribute(&generation.attributes, "error.type"), is_error)
+        })
+        .collect();
+    failures.sort_by_key(|(status, ..)| status.as_i64());
+    let expected = [(json!(200), json!("cancelled"), true), (json!(400), json!("context_overflow"), true)];
+    assert_eq!(failures, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collector_that_does_not_answer_costs_a_warning_and_nothing_else() {
+    // A port that was free a moment ago.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let server = Process::start(&format!("http://{closed}"));
+    server.host.ok("/v1/completions", json!({"prompt": "One", "max_tokens": 2})).await;
+    let (status, log) = server.stop().await;
+    assert!(status.success());
+    let is_warning =
+        |line: &&Value| line["level"] == "WARN" && line["message"].to_string().contains("traces are lost");
+    assert_eq!(log.iter().filter(is_warning).count(), 1, "{log:#?}");
+}
+
+#[test]
+fn endpoint_that_is_no_address_is_refused_with_the_fix() {
+    let output = Command::new(env!("CARGO_BIN_EXE_skep"))
+        .args(["up", "--ephemeral", "--otlp-endpoint", "localhost:4318"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("--otlp-endpoint") && error.contains("http://127.0.0.1:4318"), "{error}");
+}
+
+fn expect(span: &Span, attributes: Value) {
+    assert_eq!(Value::Object(self::attributes(span)), attributes, "{}", span.name);
+}
+
+fn attributes(span: &Span) -> serde_json::Map<String, Value> {
+    let named = |one: &KeyValue| (one.key.clone(), attribute(&span.attributes, &one.key));
+    span.attributes.iter().map(named).collect()
+}
+
+/// `null` if there is none.
+fn attribute(attributes: &[KeyValue], key: &str) -> Value {
+    let found = attributes.iter().find(|attribute| attribute.key == key);
+    found.map_or(Value::Null, |attribute| plain(attribute.value.as_ref()))
+}
+
+fn plain(value: Option<&AnyValue>) -> Value {
+    match value.and_then(|value| value.value.as_ref()) {
+        Some(any_value::Value::StringValue(text)) => json!(text),
+        Some(any_value::Value::IntValue(number)) => json!(number),
+        Some(any_value::Value::DoubleValue(number)) => json!(number),
+        Some(any_value::Value::ArrayValue(array)) => {
+            array.values.iter().map(|one| plain(Some(one))).collect()
+        }
+        other => panic!("no attribute of ours has such a value: {other:?}"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
