@@ -15,7 +15,9 @@ use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
 /// Positions that are worth a task of their own in a decode.
-const SPLIT: usize = 256;
+const SPLIT: usize = 128;
+/// Parts are made until so many tasks share the work evenly.
+const TASKS_PER_THREAD: usize = 6;
 
 /// Consecutive query tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -86,9 +88,10 @@ pub fn attention(
     let mut waiting = waiting.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     waiting.sort_by_key(|(first, index, _)| (*first, *index));
     for parts in waiting.chunk_by(|a, b| a.0 == b.0) {
-        let merged = merge(parts);
+        let task = &tasks[parts[0].0];
+        let merged = merge(parts, task.rows.len(), kv.head_size());
         // SAFETY: all tasks are done.
-        unsafe { finish(&tasks[parts[0].0], kv.head_size(), &merged, &out) };
+        unsafe { finish(task, kv.head_size(), &merged, &out) };
     }
     Ok(())
 }
@@ -138,11 +141,8 @@ fn plan<'a>(
                 let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
                 let high = rows.iter().map(|row| row.end).max().unwrap_or(0);
                 // Prefill has tasks enough; a lone decode needs its range split.
-                let parts = if threads > 1 && sequence.tokens * kv.kv_heads() < threads * 8 {
-                    (high - low).div_ceil(SPLIT).max(1)
-                } else {
-                    1
-                };
+                let parts = (threads * TASKS_PER_THREAD).div_ceil(sequence.tokens * kv.kv_heads());
+                let parts = if threads > 1 { parts.min((high - low).div_ceil(SPLIT)).max(1) } else { 1 };
                 let step = (high - low).div_ceil(parts).next_multiple_of(PAGE_TOKENS).max(PAGE_TOKENS);
                 let first_split = tasks.len();
                 let split = if high - low > step { Split::Part } else { Split::Whole };
@@ -230,15 +230,15 @@ unsafe fn finish(task: &Task<'_>, head_size: usize, partial: &Partial, out: &Sha
 }
 
 /// Joins the softmax states of the same rows over ranges of positions, in the order of the ranges.
-fn merge(parts: &[(usize, usize, Box<Partial>)]) -> Partial {
+fn merge(parts: &[(usize, usize, Box<Partial>)], rows: usize, head_size: usize) -> Partial {
     let mut merged = Partial::default();
-    for r in 0..MAX_ROWS {
+    for r in 0..rows {
         let largest = parts.iter().map(|(_, _, part)| part.largest[r]).fold(merged.largest[r], f32::max);
         merged.largest[r] = largest;
         for (_, _, part) in parts {
             let factor = (part.largest[r] - largest).exp();
             merged.total[r] += part.total[r] * factor;
-            for (sum, value) in merged.values[r].iter_mut().zip(&part.values[r]) {
+            for (sum, value) in merged.values[r][..head_size].iter_mut().zip(&part.values[r]) {
                 *sum += value * factor;
             }
         }

@@ -3,6 +3,7 @@
 //! Invariant: each K and V value is read once for all rows of the call, which share one KV head.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::Kernel;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
@@ -13,6 +14,8 @@ pub(crate) const MAX_ROWS: usize = 8;
 /// Pages between two updates of the running softmax.
 const SPAN: usize = 4;
 const MASKED: f32 = -1e30;
+/// So many rows keep the arithmetic busy by themselves.
+const MANY_ROWS: usize = 5;
 
 /// One query row: which positions it sees.
 #[derive(Clone, Copy, Default)]
@@ -69,24 +72,26 @@ impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
         unsafe {
             match self.rows.len() {
                 0 => {}
-                1 => self.attend::<S, 1>(),
-                2 => self.attend::<S, 2>(),
-                3 => self.attend::<S, 3>(),
-                4 => self.attend::<S, 4>(),
-                5 => self.attend::<S, 5>(),
-                6 => self.attend::<S, 6>(),
-                7 => self.attend::<S, 7>(),
-                _ => self.attend::<S, 8>(),
+                1 => self.attend::<S, 1, 4>(),
+                2 => self.attend::<S, 2, 4>(),
+                3 => self.attend::<S, 3, 4>(),
+                4 => self.attend::<S, 4, 2>(),
+                5 => self.attend::<S, 5, 1>(),
+                6 => self.attend::<S, 6, 1>(),
+                7 => self.attend::<S, 7, 1>(),
+                _ => self.attend::<S, 8, 1>(),
             }
         }
     }
 }
 
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
+    /// `R` rows, and `P` pages or columns at a time: `R * P` sums in flight hide the latency of their additions.
+    ///
     /// # Safety
     /// `R` rows; pages cover `from..to`; `head_size <= MAX_HEAD`.
     #[inline(always)]
-    unsafe fn attend<S: Simd, const R: usize>(mut self) {
+    unsafe fn attend<S: Simd, const R: usize, const P: usize>(mut self) {
         let mut query = [0f32; MAX_HEAD * R_MAX];
         // SAFETY: offsets are inside the query, by the caller's promise.
         unsafe {
@@ -100,8 +105,8 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             while at < self.to {
                 let end = (at + SPAN * PAGE).min(self.to);
                 let pages = (end - at).div_ceil(PAGE);
-                for p in 0..pages {
-                    self.score_page::<S, R>(&query, at / PAGE + p, p, &mut scores);
+                for first in (0..pages).step_by(P) {
+                    self.score_pages::<S, R, P>(&query, at / PAGE, first..pages, &mut scores);
                 }
                 let mut shrink = [1f32; R];
                 for r in 0..R {
@@ -116,38 +121,69 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 if Kv::SCALED {
                     self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
                 }
-                self.gather_values::<S, R>(&scores, at / PAGE, pages, &shrink);
+                let mut column = 0;
+                while column + 16 * P <= self.value_stride {
+                    self.gather_values::<S, R, P>(&scores, at / PAGE, pages, &shrink, column);
+                    column += 16 * P;
+                }
+                while column < self.value_stride {
+                    self.gather_values::<S, R, 1>(&scores, at / PAGE, pages, &shrink, column);
+                    column += 16;
+                }
                 at += SPAN * PAGE;
             }
         }
     }
 
+    /// Scores the first `P` of `pages`, which count from `first_page`. Few rows ask for what is read next: the values of
+    /// the same pages and the keys of the pages after them.
+    ///
     /// # Safety
-    /// As `attend`; `page` is one of the sequence's.
+    /// As `attend`; the pages are among the sequence's.
     #[inline(always)]
-    unsafe fn score_page<S: Simd, const R: usize>(
+    unsafe fn score_pages<S: Simd, const R: usize, const P: usize>(
         &self,
         query: &[f32; MAX_HEAD * R_MAX],
-        page: usize,
-        slot: usize,
+        first_page: usize,
+        pages: Range<usize>,
         scores: &mut [[f32; SPAN * PAGE]; R],
     ) {
-        // SAFETY: the caller's promise.
+        let last = self.pages.len() - 1;
+        // The last page stands in for those that there are not; its scores are left where they are.
+        let place = |index: usize| self.pages[(first_page + index).min(last)] as usize;
+        let here: [usize; P] = std::array::from_fn(|i| place((pages.start + i).min(pages.end - 1)));
+        // SAFETY: the caller's promise; what is only asked for need not be there.
         unsafe {
-            let keys = self.keys.add(self.pages[page] as usize * self.key_page);
-            let mut sums = [S::zero(); R];
+            let keys: [*const Kv::Element; P] =
+                std::array::from_fn(|i| self.keys.add(here[i] * self.key_page));
+            let ahead: [[*const u8; P]; 2] = [
+                std::array::from_fn(|i| self.keys.add(place(pages.start + P + i) * self.key_page).cast()),
+                std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast()),
+            ];
+            let mut sums = [[S::zero(); P]; R];
             for d in 0..self.head_size {
-                let key = Kv::load::<S>(keys.add(d * PAGE));
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(key, S::splat(*query.as_ptr().add(d * R + r)), *sum);
+                // With more rows the arithmetic takes longer than the reading.
+                if R < MANY_ROWS {
+                    for ahead in ahead[d % 2] {
+                        S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
+                    }
+                }
+                let loaded: [S::F; P] = std::array::from_fn(|i| Kv::load::<S>(keys[i].add(d * PAGE)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let query = S::splat(*query.as_ptr().add(d * R + r));
+                    for (sum, key) in sums.iter_mut().zip(loaded) {
+                        *sum = S::fma(key, query, *sum);
+                    }
                 }
             }
-            if Kv::SCALED {
-                let scales = S::load(self.key_scales.add(self.pages[page] as usize * self.scale_page));
-                sums.iter_mut().for_each(|sum| *sum = S::mul(*sum, scales));
-            }
-            for (row, sum) in scores.iter_mut().zip(sums) {
-                S::store(row.as_mut_ptr().add(slot * PAGE), sum);
+            for i in 0..P.min(pages.len()) {
+                if Kv::SCALED {
+                    let scales = S::load(self.key_scales.add(here[i] * self.scale_page));
+                    sums.iter_mut().for_each(|sums| sums[i] = S::mul(sums[i], scales));
+                }
+                for (row, sums) in scores.iter_mut().zip(&sums) {
+                    S::store(row.as_mut_ptr().add((pages.start + i) * PAGE), sums[i]);
+                }
             }
         }
     }
@@ -176,36 +212,46 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
+    /// Sums `C` registers of values, from `column` on.
+    ///
     /// # Safety
-    /// As `attend`.
+    /// As `attend`; the columns are within `value_stride`.
     #[inline(always)]
-    unsafe fn gather_values<S: Simd, const R: usize>(
+    unsafe fn gather_values<S: Simd, const R: usize, const C: usize>(
         &mut self,
         weights: &[[f32; SPAN * PAGE]; R],
         first_page: usize,
         pages: usize,
         shrink: &[f32; R],
+        column: usize,
     ) {
         // SAFETY: the caller's promise; `value_stride <= MAX_HEAD`.
         unsafe {
-            for column in (0..self.value_stride).step_by(16) {
-                let mut sums = [S::zero(); R];
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::mul(S::load(self.partial.values[r].as_ptr().add(column)), S::splat(shrink[r]));
+            let mut sums = [[S::zero(); C]; R];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    let before = S::load(self.partial.values[r].as_ptr().add(column + 16 * c));
+                    *sum = S::mul(before, S::splat(shrink[r]));
                 }
-                for p in 0..pages {
-                    let page = self.pages[first_page + p] as usize * self.value_page;
-                    let values = self.values.add(page + column);
-                    for token in 0..PAGE {
-                        let value = Kv::load::<S>(values.add(token * self.value_stride));
-                        for (r, sum) in sums.iter_mut().enumerate() {
-                            let weight = S::splat(*weights[r].as_ptr().add(p * PAGE + token));
+            }
+            for p in 0..pages {
+                let page = self.pages[first_page + p] as usize * self.value_page;
+                let values = self.values.add(page + column);
+                for token in 0..PAGE {
+                    let loaded: [S::F; C] = std::array::from_fn(|c| {
+                        Kv::load::<S>(values.add(token * self.value_stride + 16 * c))
+                    });
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let weight = S::splat(*weights[r].as_ptr().add(p * PAGE + token));
+                        for (sum, value) in sums.iter_mut().zip(loaded) {
                             *sum = S::fma(value, weight, *sum);
                         }
                     }
                 }
-                for (r, sum) in sums.iter().enumerate() {
-                    S::store(self.partial.values[r].as_mut_ptr().add(column), *sum);
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (c, sum) in sums.iter().enumerate() {
+                    S::store(self.partial.values[r].as_mut_ptr().add(column + 16 * c), *sum);
                 }
             }
         }
