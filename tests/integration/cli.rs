@@ -110,6 +110,7 @@ fn a_new_agent_compiles_to_a_component() {
         let output = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(arguments)
             .current_dir(folder.path())
+            .env_remove("CARGO_TARGET_DIR")
             .stdin(Stdio::null())
             .output()
             .unwrap();
