@@ -42,7 +42,7 @@ impl WasmEngine {
     pub(crate) fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let engine = match Engine::new(&config(Some(pool(options)))) {
             Ok(engine) => {
-                tracing::info!(instances = options.max_instances, "instances are pooled");
+                tracing::debug!(instances = options.max_instances, "instances are pooled");
                 engine
             }
             Err(error) => {

@@ -18,6 +18,7 @@ Examples:
   skep invoke concierge 'A long letter, please' --detach
   skep invoke concierge 'Pay the bill' --idempotency-key bill-7")]
 pub struct Args {
+    /// The agent's name
     agent: String,
     /// The message; `-` reads it from stdin
     message: String,

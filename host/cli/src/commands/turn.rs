@@ -17,7 +17,9 @@ Examples:
   skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --cancel
   skep turn concierge room-7 $(skep invoke concierge 'A taxi, please' -s room-7 --detach) --follow")]
 pub struct Args {
+    /// The agent's name
     agent: String,
+    /// The session that the turn belongs to
     session: String,
     /// The turn's id, as `skep invoke --detach` prints it
     turn: String,

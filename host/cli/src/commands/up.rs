@@ -33,21 +33,31 @@ Examples:
 skep.toml, every line optional:
   listen = \"127.0.0.1:8080\"
   data = \"data\"                 # relative to the file
-  durability = \"process\"       # or \"power\": each turn waits for the disk
+  durability = \"process\"        # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
   threads = 4
-  [engine]                      # replicas, routing = \"affinity\" | \"round-robin\", max_queue, max_sequences,
-  kv_tokens = 65536             # step_tokens, step_target_ms, kv_tokens and kv = \"f16\" | \"f32\" | \"i8\" of each
-                                # replica, isa = \"avx2\", pin_threads = true, default_deadline_s, tensor_parallel,
-                                # pipeline_parallel, rank_deadline_s, speculation = \"off\" | \"prompt-lookup\"
-  [limits]                      # ceilings for every agent: memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb,
-  memory_mb = 64                # host_calls, host_call_kb, log_kb, concurrent_turns
-  [runtime]                     # max_agents, max_sessions_loaded, max_instances, max_component_bytes, mailbox,
-  compile_s = 60                # max_artifact_bytes, max_session_bytes
-  [http]                        # max_body_bytes, drain_s
+  [engine]
+  replicas = 2
+  kv = \"f16\"                    # or \"f32\", \"i8\"
+  kv_tokens = 65536              # of each replica
+  [limits]                       # ceilings for every agent
+  memory_mb = 64
+  [http]
   drain_s = 30
   [telemetry]
   otlp_endpoint = \"http://127.0.0.1:4318\"
+
+All of its settings:
+  [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
+             max_sequences, step_tokens, step_target_ms, kv, kv_tokens, isa,
+             pin_threads, speculation (\"off\", \"prompt-lookup\"),
+             default_deadline_s, tensor_parallel, pipeline_parallel,
+             rank_deadline_s
+  [limits]   memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb, host_calls,
+             host_call_kb, log_kb, concurrent_turns
+  [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
+             max_component_bytes, max_artifact_bytes, compile_s, mailbox
+  [http]     max_body_bytes, drain_s
 
 Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
 OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]
