@@ -10,7 +10,8 @@ use skep_model::{ChatTemplate, Sampling};
 use super::message::{ChatMessage, ToolCall, ToolChoice, ToolSpec};
 use super::options::ChatOptions;
 use super::stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
-use super::tool_parser::{ParsedEvent, ToolParser};
+use super::tool_parser::ParsedEvent;
+use super::tool_parser::tests::joined;
 use super::{fixture, markup};
 use crate::tests::draws::Draws;
 
@@ -88,31 +89,6 @@ fn escaped(json: &str, draws: &mut Draws) -> String {
             true => out.push(c),
             false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}")),
         }
-    }
-    out
-}
-
-/// The events with neighbouring deltas joined and ids made comparable.
-fn joined(pieces: &[&str], cut: bool) -> Vec<ParsedEvent> {
-    let mut parser = ToolParser::new();
-    let mut events: Vec<ParsedEvent> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
-    events.extend(parser.finish(cut));
-    let mut out: Vec<ParsedEvent> = Vec::new();
-    for mut event in events {
-        match (&mut event, out.last_mut()) {
-            (ParsedEvent::CallStarted { id, .. }, _) => id.clear(),
-            (ParsedEvent::CallFinished { call, .. }, _) => call.id.clear(),
-            (ParsedEvent::Text(more), Some(ParsedEvent::Text(text))) => {
-                text.push_str(more);
-                continue;
-            }
-            (ParsedEvent::Arguments { delta: more, .. }, Some(ParsedEvent::Arguments { delta, .. })) => {
-                delta.push_str(more);
-                continue;
-            }
-            _ => {}
-        }
-        out.push(event);
     }
     out
 }

@@ -317,11 +317,11 @@ fn read_body(body: &str) -> Option<(String, String)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// The events with neighbouring deltas joined and ids made comparable.
-    fn joined(pieces: &[&str], cut: bool) -> Vec<ParsedEvent> {
+    pub(in crate::chat) fn joined(pieces: &[&str], cut: bool) -> Vec<ParsedEvent> {
         let mut parser = ToolParser::new();
         let mut events: Vec<ParsedEvent> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
         events.extend(parser.finish(cut));

@@ -15,8 +15,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    pub fn guard(&self, executor: CpuExecutor) -> Gated {
-        Gated { executor, gate: self.clone() }
+    pub fn guard(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        let gate = self.clone();
+        let before = move |_: &Batch| {
+            gate.pass();
+            Ok(())
+        };
+        Hooked { executor, before }
     }
 
     pub fn open(&self) {
@@ -32,18 +37,18 @@ impl Gate {
     }
 }
 
-pub struct Gated {
-    executor: CpuExecutor,
-    gate: Gate,
-}
-
 /// Notes which positions of prompts made by [`Recorder::prompt`] are computed.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<HashSet<(u32, usize)>>>);
 
 impl Recorder {
-    pub fn watch(&self, executor: CpuExecutor) -> Recorded {
-        Recorded { executor, recorder: self.clone() }
+    pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        let recorder = self.clone();
+        let before = move |batch: &Batch| {
+            recorder.note(batch);
+            Ok(())
+        };
+        Hooked { executor, before }
     }
 
     /// A prompt whose tokens tell at each position whose they are: one of 26 owners.
@@ -70,18 +75,18 @@ impl Recorder {
     }
 }
 
-pub struct Recorded {
-    executor: CpuExecutor,
-    recorder: Recorder,
-}
-
 /// While it is off, every step fails.
 #[derive(Clone, Default)]
 pub struct Breaker(Arc<AtomicBool>);
 
 impl Breaker {
-    pub fn guard(&self, executor: CpuExecutor) -> Breakable {
-        Breakable { executor, breaker: self.clone() }
+    pub fn guard(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        let breaker = self.clone();
+        let before = move |_: &Batch| match breaker.0.load(Relaxed) {
+            true => Err(ModelError::Batch { problem: "the machine is broken".to_string() }),
+            false => Ok(()),
+        };
+        Hooked { executor, before }
     }
 
     pub fn set_broken(&self, is_broken: bool) {
@@ -89,66 +94,19 @@ impl Breaker {
     }
 }
 
-pub struct Breakable {
+/// Calls `before` ahead of each step, and fails the step if that fails.
+struct Hooked<F> {
     executor: CpuExecutor,
-    breaker: Breaker,
+    before: F,
 }
 
-impl Executor for Recorded {
+impl<F: FnMut(&Batch) -> Result<(), ModelError> + Send> Executor for Hooked<F> {
     fn limits(&self) -> &ExecutorLimits {
         self.executor.limits()
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        self.recorder.note(batch);
-        self.executor.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.executor.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.executor.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.executor.plan()
-    }
-}
-
-impl Executor for Breakable {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        if self.breaker.0.load(Relaxed) {
-            return Err(ModelError::Batch { problem: "the machine is broken".to_string() });
-        }
-        self.executor.forward(batch)
-    }
-
-    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
-        self.executor.logits(row)
-    }
-
-    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
-        self.executor.sample(rows)
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        self.executor.plan()
-    }
-}
-
-impl Executor for Gated {
-    fn limits(&self) -> &ExecutorLimits {
-        self.executor.limits()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        self.gate.pass();
+        (self.before)(batch)?;
         self.executor.forward(batch)
     }
 
