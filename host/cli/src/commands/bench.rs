@@ -11,6 +11,10 @@ mod target;
 
 use anyhow::Result;
 
+use crate::embedded::{self, SourceTree};
+use crate::guest_build::{self, BuildRequest, GuestTarget};
+use crate::progress::Terminal;
+
 /// Measure the engine, what calling an agent costs, and a server under agents' work and under load
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
@@ -33,6 +37,15 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Routing(args) => routing::run(args).await,
         Command::Load(args) => load::run(args).await,
     }
+}
+
+/// The component of an agent that does no inference.
+fn build_noop() -> Result<Vec<u8>> {
+    tokio::task::block_in_place(|| {
+        let dir = embedded::unpack_noop(&SourceTree::locate()?)?;
+        let built = guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)?;
+        Ok(built.component)
+    })
 }
 
 /// The value below which `share` of the sorted `values` lie (nearest rank).

@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::{super::out, percentile};
+use super::{super::out, build_noop, percentile};
 use crate::catalog;
 use crate::client::Client;
-use crate::embedded::{self, SourceTree};
-use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, ServerOptions};
 
@@ -56,11 +54,7 @@ struct Report {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let component = tokio::task::block_in_place(|| {
-        let dir = embedded::unpack_noop(&SourceTree::locate()?)?;
-        guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)
-    })?
-    .component;
+    let component = build_noop()?;
     let options = ServerOptions {
         listen: ([127, 0, 0, 1], 0).into(),
         data: args.data.clone().map_or(DataDir::InMemory, DataDir::Path),

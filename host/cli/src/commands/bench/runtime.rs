@@ -13,10 +13,8 @@ use skep_runtime::{AgentHost, Invocation, Manifest, Origin, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::task::JoinSet;
 
-use super::{super::out, median, percentile};
+use super::{super::out, build_noop, median, percentile};
 use crate::catalog;
-use crate::embedded::{self, SourceTree};
-use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 use crate::server;
 
@@ -89,11 +87,7 @@ struct Memory {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let component = tokio::task::block_in_place(|| {
-        let dir = embedded::unpack_noop(&SourceTree::locate()?)?;
-        guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)
-    })?
-    .component;
+    let component = build_noop()?;
     let engine = tokio::task::block_in_place(|| {
         server::open_engine(&args.model, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
     })?;
