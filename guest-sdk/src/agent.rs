@@ -2,13 +2,23 @@
 
 use std::rc::Rc;
 
+use crate::context::TurnInfo;
 use crate::host::{Host, Task};
 use crate::tool::Tool;
-use crate::{AgentError, Context, Message, Reply, ToolDefinition};
+use crate::{AgentError, Alarm, Context, Event, Message, Reply, ToolDefinition, ToolError};
+use serde_json::Value;
 
 /// A turn of an agent. `#[agent]` wraps the author's function in one.
 #[doc(hidden)]
 pub type TurnFunction = for<'a> fn(&'a mut Context, Message) -> Task<'a, Result<Reply, AgentError>>;
+
+/// Handles an alarm.
+#[doc(hidden)]
+pub type AlarmFunction = for<'a> fn(&'a mut Context, Alarm) -> Task<'a, Result<(), AgentError>>;
+
+/// Handles an event.
+#[doc(hidden)]
+pub type EventFunction = for<'a> fn(&'a mut Context, Event) -> Task<'a, Result<(), AgentError>>;
 
 /// An agent: a description, its tools, and the function that takes a turn. `#[agent]` makes it.
 #[derive(Clone, Copy)]
@@ -17,6 +27,8 @@ pub struct Agent {
     description: &'static str,
     tools: &'static [Tool],
     turn: TurnFunction,
+    alarm: Option<AlarmFunction>,
+    event: Option<EventFunction>,
 }
 
 impl Agent {
@@ -27,7 +39,19 @@ impl Agent {
         tools: &'static [Tool],
         turn: TurnFunction,
     ) -> Self {
-        Self { name, description, tools, turn }
+        Self { name, description, tools, turn, alarm: None, event: None }
+    }
+
+    #[doc(hidden)]
+    pub const fn on_alarm(mut self, alarm: AlarmFunction) -> Self {
+        self.alarm = Some(alarm);
+        self
+    }
+
+    #[doc(hidden)]
+    pub const fn on_event(mut self, event: EventFunction) -> Self {
+        self.event = Some(event);
+        self
     }
 
     /// The function's name. The manifest's name is the one that it is deployed under.
@@ -46,7 +70,40 @@ impl Agent {
     }
 
     pub(crate) async fn take_turn(&self, host: Rc<dyn Host>, message: Message) -> Result<Reply, AgentError> {
-        let mut cx = Context::new(host, self.tools, message.clone());
+        let info = TurnInfo::new(&message.session, message.turn, message.received_at_ms);
+        let mut cx = Context::new(host, self.tools, info);
         (self.turn)(&mut cx, message).await
     }
+
+    pub(crate) async fn take_alarm(&self, host: Rc<dyn Host>, alarm: Alarm) -> Result<(), AgentError> {
+        let function = self.alarm.ok_or_else(|| lacks("on_alarm = …"))?;
+        let info = TurnInfo::new(&alarm.session, alarm.turn, alarm.received_at_ms);
+        let mut cx = Context::new(host, self.tools, info);
+        function(&mut cx, alarm).await
+    }
+
+    pub(crate) async fn take_event(&self, host: Rc<dyn Host>, event: Event) -> Result<(), AgentError> {
+        let function = self.event.ok_or_else(|| lacks("on_event = …"))?;
+        let info = TurnInfo::new(&event.session, event.turn, event.received_at_ms);
+        let mut cx = Context::new(host, self.tools, info);
+        function(&mut cx, event).await
+    }
+
+    /// Calls one of the tools on behalf of somebody else than the agent's own model.
+    pub(crate) async fn call_tool(
+        &self,
+        host: Rc<dyn Host>,
+        info: TurnInfo,
+        name: &str,
+        arguments: Value,
+    ) -> Result<Value, ToolError> {
+        let tool = self.tools.iter().find(|tool| tool.name == name);
+        let tool = tool.ok_or_else(|| ToolError::new(format!("there is no tool `{name}`")))?;
+        let cx = Context::new(host, self.tools, info);
+        (tool.call)(&cx, arguments).await
+    }
+}
+
+fn lacks(option: &str) -> AgentError {
+    AgentError::Failed(format!("the agent does not take this; name a function with #[agent({option})]"))
 }

@@ -8,7 +8,7 @@ pub mod bindings {
 
     wit_bindgen::generate!({
         path: "../wit/skep-agent",
-        world: "agent",
+        world: "full-agent",
         pub_export_macro: true,
         export_macro_name: "export_agent",
     });
@@ -19,12 +19,13 @@ use std::sync::Once;
 
 use serde_json::Value;
 
-use self::bindings::exports::skep::agent::handler;
+use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
 use self::bindings::skep::agent::{inference as wit, log, state, types};
+use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Agent, AgentError, Entry, Finish, GenerateOptions, Generation, HttpRequest, InferenceError, Message,
-    ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, Usage,
+    Agent, AgentError, Alarm, Entry, Event, Finish, GenerateOptions, Generation, HttpRequest, InferenceError,
+    Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, Usage,
 };
 
 pub use self::bindings::export_agent as export;
@@ -47,11 +48,43 @@ impl<S: AgentSource> handler::Guest for S {
         handler::Description { description: agent.description().to_owned(), tools: tools.collect() }
     }
 
-    async fn on_message(message: handler::Message) -> Result<handler::Reply, handler::AgentError> {
+    async fn on_message(message: handler::Message) -> Result<handler::Reply, types::AgentError> {
         log_panics();
         let message = message_from(message).map_err(agent_error_to)?;
         let reply = S::agent().take_turn(Rc::new(Bindings), message).await.map_err(agent_error_to)?;
         Ok(handler::Reply { text: reply.text, data: reply.data.map(|data| data.to_string()) })
+    }
+}
+
+impl<S: AgentSource> alarm_handler::Guest for S {
+    async fn on_alarm(alarm: alarm_handler::Alarm) -> Result<(), types::AgentError> {
+        log_panics();
+        let alarm_handler::Alarm { id, name, session, turn, due_at_ms, received_at_ms, .. } = alarm;
+        let data = data_from(alarm.data).map_err(agent_error_to)?;
+        let (attempt, missed) = (alarm.attempt, alarm.missed);
+        let alarm = Alarm { id, name, data, session, turn, due_at_ms, received_at_ms, attempt, missed };
+        S::agent().take_alarm(Rc::new(Bindings), alarm).await.map_err(agent_error_to)
+    }
+}
+
+impl<S: AgentSource> event_handler::Guest for S {
+    async fn on_event(event: event_handler::Event) -> Result<(), types::AgentError> {
+        log_panics();
+        let event_handler::Event { id, topic, session, turn, at_ms, received_at_ms, attempt, data } = event;
+        let data = data_from(data).map_err(agent_error_to)?;
+        let event = Event { id, topic, data, session, turn, at_ms, received_at_ms, attempt };
+        S::agent().take_event(Rc::new(Bindings), event).await.map_err(agent_error_to)
+    }
+}
+
+impl<S: AgentSource> tool_handler::Guest for S {
+    async fn call_tool(invocation: tool_handler::Invocation) -> Result<String, String> {
+        log_panics();
+        let tool_handler::Invocation { name, arguments, session, turn, received_at_ms } = invocation;
+        let arguments = serde_json::from_str(&arguments).map_err(|error| error.to_string())?;
+        let info = TurnInfo::new(&session, turn, received_at_ms);
+        let result = S::agent().call_tool(Rc::new(Bindings), info, &name, arguments).await;
+        result.map(|value| value.to_string()).map_err(|error| error.message().to_owned())
     }
 }
 
@@ -198,8 +231,7 @@ impl HostStream for ComponentStream {
 }
 
 fn message_from(message: handler::Message) -> Result<Message, AgentError> {
-    let data = message.data.map(|data| serde_json::from_str(&data)).transpose();
-    let data = data.map_err(|error| AgentError::InvalidMessage(format!("its data is not JSON: {error}")))?;
+    let data = data_from(message.data)?;
     let origin = match message.origin {
         handler::Origin::Direct => Origin::Direct,
         handler::Origin::Chat => Origin::Chat,
@@ -221,11 +253,16 @@ fn message_from(message: handler::Message) -> Result<Message, AgentError> {
     })
 }
 
-fn agent_error_to(error: AgentError) -> handler::AgentError {
+fn data_from(data: Option<String>) -> Result<Option<Value>, AgentError> {
+    let data = data.map(|data| serde_json::from_str(&data)).transpose();
+    data.map_err(|error| AgentError::InvalidMessage(format!("its data is not JSON: {error}")))
+}
+
+fn agent_error_to(error: AgentError) -> types::AgentError {
     match error {
-        AgentError::InvalidMessage(why) => handler::AgentError::InvalidMessage(why),
-        AgentError::Inference(error) => handler::AgentError::Inference(error_to(error)),
-        other => handler::AgentError::Failed(other.to_string()),
+        AgentError::InvalidMessage(why) => types::AgentError::InvalidMessage(why),
+        AgentError::Inference(error) => types::AgentError::Inference(error_to(error)),
+        other => types::AgentError::Failed(other.to_string()),
     }
 }
 

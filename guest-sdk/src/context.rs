@@ -5,21 +5,34 @@ use std::rc::Rc;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, Message, ModelInfo, State};
+use crate::{Completion, Conversation, ModelInfo, State};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
 
-/// One turn of one session: its message, conversations, state and log.
+/// One turn of one session: its conversations, state and log.
 pub struct Context {
     host: Rc<dyn Host>,
     tools: &'static [Tool],
-    message: Message,
+    info: TurnInfo,
+}
+
+/// Which turn it is.
+pub(crate) struct TurnInfo {
+    session: String,
+    turn: u64,
+    received_at_ms: u64,
+}
+
+impl TurnInfo {
+    pub(crate) fn new(session: &str, turn: u64, received_at_ms: u64) -> Self {
+        Self { session: session.to_owned(), turn, received_at_ms }
+    }
 }
 
 impl Context {
-    pub(crate) fn new(host: Rc<dyn Host>, tools: &'static [Tool], message: Message) -> Self {
-        Self { host, tools, message }
+    pub(crate) fn new(host: Rc<dyn Host>, tools: &'static [Tool], info: TurnInfo) -> Self {
+        Self { host, tools, info }
     }
 
     /// The session's main conversation. The host keeps it between turns, so append only what is new.
@@ -57,25 +70,20 @@ impl Context {
         Log { host: &*self.host }
     }
 
-    /// The message of this turn.
-    pub fn message(&self) -> &Message {
-        &self.message
-    }
-
     /// The session's id.
     pub fn session(&self) -> &str {
-        &self.message.session
+        &self.info.session
     }
 
     /// 1 for the session's first turn.
     pub fn turn(&self) -> u64 {
-        self.message.turn
+        self.info.turn
     }
 
     /// The turn's time in milliseconds since 1970-01-01 UTC: when its message came. It stands still during the turn, so
     /// that a turn which is run again sees the same time.
     pub fn now_ms(&self) -> u64 {
-        self.message.received_at_ms
+        self.info.received_at_ms
     }
 
     pub(crate) fn host(&self) -> &dyn Host {

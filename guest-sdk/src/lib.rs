@@ -63,6 +63,7 @@ mod options;
 mod message;
 mod state;
 mod tool;
+mod trigger;
 
 mod schema;
 
@@ -97,6 +98,7 @@ pub use message::{HttpRequest, Message, Origin, Reply};
 pub use skep_sdk_macros::{agent, tool};
 pub use state::State;
 pub use tool::ToolDefinition;
+pub use trigger::{Alarm, Event};
 
 /// The JSON library of this crate, for `json!` and `Value`.
 pub use serde_json;

@@ -4,7 +4,7 @@ pub use schemars;
 pub use serde;
 pub use serde_json;
 
-pub use crate::agent::TurnFunction;
+pub use crate::agent::{AlarmFunction, EventFunction, TurnFunction};
 pub use crate::host::Task;
 pub use crate::schema::{input_schema, output_schema};
 pub use crate::tool::{Tool, ToolFunction};

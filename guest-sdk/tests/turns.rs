@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use skep_sdk::testing::{Harness, ScriptedModel, block_on};
 use skep_sdk::{
-    AgentError, Context, Entry, InferenceError, Level, Message, Reply, StateError, ToolChoice, ToolError,
-    agent, join, join_all, tool,
+    AgentError, Alarm, Context, Entry, Event, InferenceError, Level, Message, Reply, StateError, ToolChoice,
+    ToolError, agent, join, join_all, tool,
 };
 
 mod shop {
@@ -323,4 +323,49 @@ fn futures_that_wait_are_woken() {
     });
     assert_eq!(block_on(join(late, async { 2 })), (1, 2));
     waking.join().unwrap();
+}
+
+#[test]
+fn alarms_events_and_tool_calls_are_turns_of_their_own() {
+    async fn wake(cx: &mut Context, alarm: Alarm) -> Result<(), AgentError> {
+        let minutes: u32 = alarm.json()?;
+        cx.state().set("alarm", &format!("{} after {minutes} in turn {}", alarm.name, cx.turn()))?;
+        Ok(())
+    }
+
+    async fn react(cx: &mut Context, event: Event) -> Result<(), AgentError> {
+        cx.state().set("event", &event.topic)?;
+        Err(AgentError::Failed("no".into()))
+    }
+
+    /// Doubles a number.
+    #[tool]
+    async fn double(cx: &Context, number: u32) -> u32 {
+        let _ = cx.state().set("doubled", &number);
+        number * 2
+    }
+
+    /// Waits.
+    #[agent(tools = [double], on_alarm = wake, on_event = react)]
+    async fn waiting(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+        Ok(Reply::text(message.text))
+    }
+
+    let mut harness = Harness::new(waiting);
+    harness.alarm("tea", Some(json!(4))).unwrap();
+    assert_eq!(harness.state::<String>("alarm").unwrap(), "tea after 4 in turn 1");
+    assert!(matches!(harness.alarm("tea", Some(json!("four"))), Err(AgentError::InvalidMessage(_))));
+    assert!(harness.event("order.paid", None).is_err());
+    assert_eq!(harness.state::<String>("event"), None, "a turn that fails leaves no trace");
+    assert_eq!(harness.call_tool("double", json!({"number": 4})).unwrap(), json!(8));
+    assert_eq!(harness.state::<u32>("doubled"), Some(4));
+    assert!(harness.call_tool("triple", json!({})).unwrap_err().message().contains("triple"));
+
+    /// Takes nothing but messages.
+    #[agent]
+    async fn plain(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+        Ok(Reply::text(message.text))
+    }
+    let error = Harness::new(plain).alarm("tea", None).unwrap_err().to_string();
+    assert!(error.contains("on_alarm"), "{error}");
 }

@@ -11,7 +11,7 @@ use syn::{bracketed, parse_quote, parse2};
 use crate::documentation;
 
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    let Options { tools } = Options::parse.parse2(attributes)?;
+    let Options { tools, on_alarm, on_event } = Options::parse.parse2(attributes)?;
     let mut function: ItemFn = parse2(item)
         .map_err(|error| Error::new(error.span(), format!("`#[agent]` goes on a function: {error}")))?;
     check_signature(&function.sig)?;
@@ -38,6 +38,13 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
         None => quote! { async move { #name(cx, message) } },
     };
 
+    let on_alarm = on_alarm.map(|function| {
+        quote! { .on_alarm(|cx, alarm| ::std::boxed::Box::pin(#function(cx, alarm))) }
+    });
+    let on_event = on_event.map(|function| {
+        quote! { .on_event(|cx, event| ::std::boxed::Box::pin(#function(cx, event))) }
+    });
+
     Ok(quote! {
         #(#documentation)*
         #[allow(dead_code)]
@@ -57,7 +64,7 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
             const TOOLS: &[::skep_sdk::__private::Tool] =
                 &[#(<#tools as ::skep_sdk::__private::ToolFunction>::TOOL),*];
 
-            ::skep_sdk::Agent::new(#name_text, #description, TOOLS, turn)
+            ::skep_sdk::Agent::new(#name_text, #description, TOOLS, turn) #on_alarm #on_event
         }
 
         #[cfg(target_arch = "wasm32")]
@@ -75,25 +82,38 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
     })
 }
 
+#[derive(Default)]
 struct Options {
     tools: Vec<Path>,
+    on_alarm: Option<Path>,
+    on_event: Option<Path>,
 }
 
 impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let mut tools: Option<Vec<Path>> = None;
+        let (mut on_alarm, mut on_event) = (None, None);
         while !input.is_empty() {
             let option: Ident = input.parse()?;
-            if option != "tools" || tools.is_some() {
-                return Err(Error::new(
-                    option.span(),
-                    format!("unexpected `{option}`; `#[agent]` knows one option: `tools = [a, b]`"),
-                ));
+            let unexpected = || {
+                let message = format!(
+                    "unexpected `{option}`; `#[agent]` knows `tools = [a, b]`, `on_alarm = f` and `on_event = f`, \
+                     each once"
+                );
+                Error::new(option.span(), message)
+            };
+            input.parse::<Token![=]>().map_err(|_| unexpected())?;
+            match option.to_string().as_str() {
+                "tools" if tools.is_none() => {
+                    let list;
+                    bracketed!(list in input);
+                    let list = Punctuated::<Path, Token![,]>::parse_terminated(&list)?;
+                    tools = Some(list.into_iter().collect());
+                }
+                "on_alarm" if on_alarm.is_none() => on_alarm = Some(input.parse()?),
+                "on_event" if on_event.is_none() => on_event = Some(input.parse()?),
+                _ => return Err(unexpected()),
             }
-            input.parse::<Token![=]>()?;
-            let list;
-            bracketed!(list in input);
-            tools = Some(Punctuated::<Path, Token![,]>::parse_terminated(&list)?.into_iter().collect());
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
@@ -109,7 +129,7 @@ impl Parse for Options {
                 ));
             }
         }
-        Ok(Self { tools })
+        Ok(Self { tools, on_alarm, on_event })
     }
 }
 

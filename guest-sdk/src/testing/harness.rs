@@ -9,7 +9,9 @@ use serde_json::Value;
 use super::block_on;
 use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
-use crate::{Agent, AgentError, Entry, Level, Message, Origin, Reply};
+use crate::context::TurnInfo;
+use crate::host::Host;
+use crate::{Agent, AgentError, Alarm, Entry, Event, Level, Message, Origin, Reply, ToolError};
 
 /// The session's id unless [`Harness::session`] names one.
 const SESSION: &str = "test";
@@ -89,6 +91,42 @@ impl Harness {
         self.take_turn(text.into(), Some(data))
     }
 
+    /// Takes a turn with an alarm that is due.
+    ///
+    /// # Panics
+    /// As [`send`](Self::send).
+    #[track_caller]
+    pub fn alarm(&mut self, name: impl Into<String>, data: Option<Value>) -> Result<(), AgentError> {
+        let (session, turn, received_at_ms) = self.next_turn();
+        let (name, id, due_at_ms) = (name.into(), format!("alarm-{turn}"), received_at_ms);
+        let (attempt, missed) = (1, 0);
+        let alarm = Alarm { id, name, data, session, turn, due_at_ms, received_at_ms, attempt, missed };
+        self.run(async |agent, host| agent.take_alarm(host, alarm).await)
+    }
+
+    /// Takes a turn with an event.
+    ///
+    /// # Panics
+    /// As [`send`](Self::send).
+    #[track_caller]
+    pub fn event(&mut self, topic: impl Into<String>, data: Option<Value>) -> Result<(), AgentError> {
+        let (session, turn, received_at_ms) = self.next_turn();
+        let (topic, id, at_ms, attempt) = (topic.into(), format!("event-{turn}"), received_at_ms, 1);
+        let event = Event { id, topic, data, session, turn, at_ms, received_at_ms, attempt };
+        self.run(async |agent, host| agent.take_event(host, event).await)
+    }
+
+    /// Takes a turn in which another agent or a client calls one of the tools.
+    ///
+    /// # Panics
+    /// As [`send`](Self::send).
+    #[track_caller]
+    pub fn call_tool(&mut self, name: &str, arguments: Value) -> Result<Value, ToolError> {
+        let (session, turn, received_at_ms) = self.next_turn();
+        let info = TurnInfo::new(&session, turn, received_at_ms);
+        self.run(async |agent, host| agent.call_tool(host, info, name, arguments).await)
+    }
+
     /// A value of the session's state. `None` if there is none.
     ///
     /// # Panics
@@ -125,39 +163,39 @@ impl Harness {
 
     #[track_caller]
     fn take_turn(&mut self, text: String, data: Option<Value>) -> Result<Outcome, AgentError> {
+        let (session, turn, received_at_ms) = self.next_turn();
+        let message = Message { text, data, session, turn, received_at_ms, origin: Origin::Direct };
+        let generations = self.world.borrow().prompts.len();
+        let reply = self.run(async |agent, host| agent.take_turn(host, message).await)?;
+        let mut world = self.world.borrow_mut();
+        let tool_calls = std::mem::take(&mut world.tool_calls);
+        Ok(Outcome { reply, tool_calls, generations: world.prompts.len() - generations })
+    }
+
+    /// The session, the number and the time of the turn that comes.
+    fn next_turn(&self) -> (String, u64, u64) {
         let turn = self.turn + 1;
-        let message = Message {
-            text,
-            data,
-            session: self.session.clone(),
-            turn,
-            received_at_ms: FIRST_TURN_MS + 1_000 * turn,
-            origin: Origin::Direct,
-        };
+        (self.session.clone(), turn, FIRST_TURN_MS + 1_000 * turn)
+    }
+
+    /// Runs a turn, and keeps what it changed if it ended well.
+    #[track_caller]
+    fn run<T, E>(&mut self, turn: impl AsyncFnOnce(Agent, Rc<dyn Host>) -> Result<T, E>) -> Result<T, E> {
         let before = {
             let mut world = self.world.borrow_mut();
             world.tool_calls.clear();
-            (world.saved.clone(), world.prompts.len())
+            world.saved.clone()
         };
         let host = Rc::new(MemoryHost::new(self.world.clone()));
-        let reply = block_on(self.agent.take_turn(host, message));
+        let result = block_on(turn(self.agent, host));
         let mut world = self.world.borrow_mut();
         if let Some(fault) = world.fault.take() {
             panic!("the script does not fit the agent: {fault}");
         }
-        match reply {
-            Ok(reply) => {
-                self.turn = turn;
-                Ok(Outcome {
-                    reply,
-                    tool_calls: std::mem::take(&mut world.tool_calls),
-                    generations: world.prompts.len() - before.1,
-                })
-            }
-            Err(error) => {
-                world.saved = before.0;
-                Err(error)
-            }
+        match &result {
+            Ok(_) => self.turn += 1,
+            Err(_) => world.saved = before,
         }
+        result
     }
 }

@@ -130,7 +130,9 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
-            RuntimeError::InvalidMessage { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            RuntimeError::InvalidMessage { .. } | RuntimeError::ToolFailed { .. } => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             RuntimeError::Cancelled => CLIENT_CLOSED,

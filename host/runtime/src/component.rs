@@ -39,7 +39,7 @@ pub(crate) struct Deployed {
     pub(crate) model: String,
     pub(crate) limits: Limits,
     pub(crate) tools: Tools,
-    pub(crate) pre: AgentPre<TurnContext>,
+    pub(crate) pre: AgentPre,
 }
 
 /// Turns components into agents.
@@ -53,7 +53,7 @@ pub(crate) struct Compiler {
 
 /// Code that is linked, of a component that has not said yet what it is.
 pub(crate) struct Loaded {
-    pre: AgentPre<TurnContext>,
+    pre: AgentPre,
     digest: String,
     bytes: Option<Arc<Vec<u8>>>,
 }
@@ -70,7 +70,7 @@ pub(crate) struct Prepared {
     model: String,
     limits: Limits,
     tools: Tools,
-    pre: AgentPre<TurnContext>,
+    pre: AgentPre,
 }
 
 impl Compiler {

@@ -49,6 +49,9 @@ pub enum RuntimeError {
     Engine(#[from] EngineError),
     #[error("the agent failed: {message}")]
     AgentFailed { message: String },
+    /// What a tool told its caller.
+    #[error("{message}")]
+    ToolFailed { message: String },
     #[error("{message}")]
     InvalidMessage { message: String },
     /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
@@ -89,6 +92,7 @@ impl RuntimeError {
             Self::TooManyTurns { .. } => "too_many_turns",
             Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
+            Self::ToolFailed { .. } => "tool_failed",
             Self::InvalidMessage { .. } => "invalid_message",
             Self::LimitExceeded { .. } => "limit_exceeded",
             Self::DeadlineExceeded => "deadline_exceeded",
@@ -121,6 +125,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "schema_invalid",
         "shutting_down",
         "store_failed",
+        "tool_failed",
         "truncated",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")

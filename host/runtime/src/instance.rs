@@ -12,15 +12,16 @@ pub(crate) use verdict::LimitTrap;
 
 use crate::{
     Limits, RuntimeError,
-    bindings::{Agent, handler},
+    bindings::{Agent, AgentPre, handler},
     capability::TurnContext,
     component::Deployed,
     engine::WasmEngine,
+    session::{Entry, Reply},
 };
 use cpu::{CpuMeter, Metered};
 use std::{sync::Arc, time::Instant};
 use verdict::Verdict;
-use wasmtime::{Store, UpdateDeadline};
+use wasmtime::{AsContextMut, Store, UpdateDeadline};
 
 /// Of strings and lists that a guest passes in one call.
 const MAX_CALL_BYTES: usize = 32 << 20;
@@ -30,28 +31,45 @@ const MAX_HANDLES: usize = 4_096;
 /// Asks a component what it is.
 pub(crate) async fn describe(
     wasm: &WasmEngine,
-    pre: &crate::bindings::AgentPre<TurnContext>,
+    pre: &AgentPre,
     limits: &Limits,
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
     let deadline = Instant::now() + std::time::Duration::from_millis(limits.turn_ms.into());
     call(wasm, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
-        agent.skep_agent_handler().call_describe(accessor).await
+        accessor.with(|mut store| agent.handler(store.as_context_mut()))?.call_describe(accessor).await
     })
     .await
 }
 
 /// Runs one turn, until it ends, its deadline comes or `stop` resolves.
-pub(crate) async fn on_message(
+pub(crate) async fn take_turn(
     wasm: &WasmEngine,
     agent: &Arc<Deployed>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
-    message: handler::Message,
-) -> (Result<Result<handler::Reply, handler::AgentError>, RuntimeError>, TurnContext) {
+    entry: Entry,
+) -> (Result<Reply, RuntimeError>, TurnContext) {
     call(wasm, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
-        agent.skep_agent_handler().call_on_message(accessor, message).await
+        Ok(match entry {
+            Entry::Message(message) => {
+                let guest = accessor.with(|mut store| agent.handler(store.as_context_mut()))?;
+                guest.call_on_message(accessor, message).await?.into()
+            }
+            Entry::Alarm(alarm) => {
+                let guest = accessor.with(|mut store| agent.alarms(store.as_context_mut()))?;
+                guest.call_on_alarm(accessor, alarm).await?.into()
+            }
+            Entry::Event(event) => {
+                let guest = accessor.with(|mut store| agent.events(store.as_context_mut()))?;
+                guest.call_on_event(accessor, event).await?.into()
+            }
+            Entry::Tool(invocation) => {
+                let guest = accessor.with(|mut store| agent.tools(store.as_context_mut()))?;
+                guest.call_call_tool(accessor, invocation).await?.into()
+            }
+        })
     })
     .await
 }
@@ -65,7 +83,7 @@ pub(crate) async fn instantiate(
     let (mut store, meter) = bounded_store(wasm, &agent.limits, context);
     let _ticking = wasm.tick();
     let deadline = Instant::now() + std::time::Duration::from_millis(agent.limits.turn_ms.into());
-    let made = Metered::new(agent.pre.instantiate_async(&mut store), meter);
+    let made = Metered::new(agent.pre.instantiate(store.as_context_mut()), meter);
     let made = tokio::time::timeout_at(deadline.into(), made).await;
     match made.map_err(|_elapsed| RuntimeError::DeadlineExceeded)? {
         Ok(_agent) => Ok(store),
@@ -75,17 +93,17 @@ pub(crate) async fn instantiate(
 
 async fn call<R: Send + 'static>(
     wasm: &WasmEngine,
-    pre: &crate::bindings::AgentPre<TurnContext>,
+    pre: &AgentPre,
     limits: &Limits,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
-    body: impl AsyncFnOnce(&Agent, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
+    body: impl AsyncFnOnce(&Agent<'_>, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<R, RuntimeError>, TurnContext) {
     let (mut store, meter) = bounded_store(wasm, limits, context);
     let ticking = wasm.tick();
     let run = async {
-        let agent = pre.instantiate_async(&mut store).await?;
+        let agent = pre.instantiate(store.as_context_mut()).await?;
         store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
     };
     let ended = tokio::select! {

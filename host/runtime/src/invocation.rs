@@ -25,12 +25,44 @@ pub struct Invocation {
     pub detached: bool,
 }
 
-/// How a message came.
+/// How a turn came about, and so which of the agent's exports it calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     Direct,
     Chat,
     Http(HttpOrigin),
+    /// A schedule is due. The data is what was set with it; there is no text.
+    Alarm(AlarmOrigin),
+    /// An event that the session takes. The data is the event's; there is no text.
+    Event(EventOrigin),
+    /// Somebody calls one of the agent's tools. The data is the arguments, and the outcome's data the result.
+    Tool(ToolOrigin),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlarmOrigin {
+    /// Of the schedule.
+    pub id: String,
+    pub name: String,
+    pub due_at_ms: u64,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// Earlier times of the schedule that passed while nobody was there.
+    pub missed: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventOrigin {
+    pub id: String,
+    pub topic: String,
+    pub at_ms: u64,
+    /// 1 for the first try.
+    pub attempt: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolOrigin {
+    pub name: String,
 }
 
 /// The request that a route of the agent matched.

@@ -36,7 +36,9 @@ mod tools;
 pub use agent_host::AgentHost;
 pub use error::RuntimeError;
 pub use feed::RunHandle;
-pub use invocation::{HttpOrigin, Invocation, Origin, Outcome, RunEvent};
+pub use invocation::{
+    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
+};
 pub use limits::{Limits, LimitsToml};
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
 pub use measure::HeldInstance;

@@ -9,6 +9,7 @@ use crate::{
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
     instance,
+    session::Entry,
 };
 use std::{
     sync::Arc,
@@ -37,22 +38,19 @@ impl AgentHost {
         let agent = services.agent(agent)?;
         let _place = services.instance().await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
-        let message = handler::Message {
+        let message = Entry::Message(handler::Message {
             text: text.to_owned(),
             data: None,
             session: "rehearsal".to_owned(),
             turn: 1,
             received_at_ms: crate::capability::log::now_ms(),
             origin: handler::Origin::Direct,
-        };
+        });
         let context = empty_context(&agent);
         let forever = std::future::pending();
         let (reply, _) =
-            instance::on_message(services.wasm(), &agent, deadline, forever, context, message).await;
-        match reply? {
-            Ok(reply) => Ok(reply.text),
-            Err(error) => Err(RuntimeError::AgentFailed { message: format!("{error:?}") }),
-        }
+            instance::take_turn(services.wasm(), &agent, deadline, forever, context, message).await;
+        Ok(reply?.into_outcome(deadline)?.0)
     }
 }
 

@@ -6,11 +6,13 @@
 
 mod accepted;
 mod actor;
+mod entry;
 mod turn;
 mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Standing};
 pub(crate) use actor::{Command, decode_conversation};
+pub(crate) use entry::{Entry, Reply};
 pub(crate) use turn::{StoredFailure, TurnRequest};
 
 use crate::{RuntimeError, RuntimeOptions, agent_host::Services};

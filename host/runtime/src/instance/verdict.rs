@@ -3,6 +3,7 @@
 use super::{MAX_CALL_BYTES, memory::Refused};
 use crate::{
     Limits, RuntimeError,
+    bindings::NoExport,
     capability::{TurnContext, log::cut},
     engine::TABLE_ELEMENTS,
 };
@@ -43,6 +44,9 @@ impl Verdict<'_> {
         let exceeded = |limit, message| RuntimeError::LimitExceeded { limit, message };
         if let Some(LimitTrap(limit)) = error.downcast_ref() {
             return exceeded(limit, format!("the agent {}; {}", self.excess(limit), settable(limit)));
+        }
+        if let Some(missing) = error.downcast_ref::<NoExport>() {
+            return RuntimeError::AgentFailed { message: missing.to_string() };
         }
         let trap = error.downcast_ref::<Trap>();
         if trap == Some(&Trap::StackOverflow) {

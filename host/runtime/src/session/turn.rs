@@ -8,12 +8,12 @@ use super::{
     SessionKey,
     accepted::{Input, Live, Standing},
     actor::Actor,
+    entry::Entry,
     turn_span,
 };
 use crate::{
-    Invocation, Origin, Outcome, RunEvent, RuntimeError,
+    Invocation, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
-    bindings::{handler, types},
     capability::{
         ConversationSet, Turn, TurnContext,
         log::{TurnLog, now_ms},
@@ -26,16 +26,13 @@ use crate::{
     metric,
 };
 use serde::{Deserialize, Serialize};
-use skep_engine::{Affinity, EngineError};
+use skep_engine::Affinity;
 use skep_store::{Acceptance, ConversationRow, LogEntry, NewTurn, TurnCommit, TurnFailure, TurnKey};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 use tracing::{Instrument, Span};
-
-/// Of the text and the data of a reply, each.
-const MAX_REPLY_BYTES: usize = 8 << 20;
 
 /// A message on its way to its turn.
 pub(crate) struct TurnRequest {
@@ -131,9 +128,9 @@ impl Actor {
         };
         let Opened { agent, number, key, journal, context, turn } = opened;
         let idempotency_key = invocation.idempotency_key.clone();
-        let message = message(invocation, number, received_at_ms);
+        let entry = Entry::new(invocation, number, received_at_ms);
         let services = self.services.clone();
-        let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, message).await;
+        let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, entry).await;
         // Why the journal cannot go on is why the guest was stopped.
         let result = match journal.close().await {
             Err(error) => Err(error),
@@ -274,7 +271,7 @@ impl Actor {
         turn: &Turn,
         end: &TurnEnd,
         context: TurnContext,
-        message: handler::Message,
+        entry: Entry,
     ) -> (Result<(String, Option<serde_json::Value>), RuntimeError>, TurnContext) {
         let mut gone = self.gone.clone();
         let stop = async {
@@ -290,12 +287,8 @@ impl Actor {
         };
         let Ok(_instance) = instance else { return (Err(RuntimeError::DeadlineExceeded), context) };
         let (result, context) =
-            instance::on_message(services.wasm(), agent, turn.deadline, stop, context, message).await;
-        let result = result.and_then(|reply| match reply {
-            Ok(reply) => check_reply(reply),
-            Err(error) => Err(agent_error(error, turn)),
-        });
-        (result, context)
+            instance::take_turn(services.wasm(), agent, turn.deadline, stop, context, entry).await;
+        (result.and_then(|reply| reply.into_outcome(turn.deadline)), context)
     }
 
     /// Writes what the turn changed, and remembers it.
@@ -341,64 +334,6 @@ impl Actor {
             Arc::make_mut(&mut memory.conversations).extend(conversations);
         }
         Ok(outcome)
-    }
-}
-
-fn message(invocation: Invocation, turn: u64, received_at_ms: u64) -> handler::Message {
-    handler::Message {
-        text: invocation.text,
-        data: invocation.data.map(|data| data.to_string()),
-        session: invocation.session,
-        turn,
-        received_at_ms,
-        origin: match invocation.origin {
-            Origin::Direct => handler::Origin::Direct,
-            Origin::Chat => handler::Origin::Chat,
-            Origin::Http(http) => handler::Origin::Http(handler::HttpRequest {
-                method: http.method,
-                path: http.path,
-                query: http.query,
-                parameters: http.parameters,
-                content_type: http.content_type,
-            }),
-        },
-    }
-}
-
-fn check_reply(reply: handler::Reply) -> Result<(String, Option<serde_json::Value>), RuntimeError> {
-    let bytes = reply.text.len().max(reply.data.as_ref().map_or(0, String::len));
-    if bytes > MAX_REPLY_BYTES {
-        let message = format!("the reply has {bytes} bytes; {MAX_REPLY_BYTES} are allowed");
-        return Err(RuntimeError::LimitExceeded { limit: "reply_bytes", message });
-    }
-    let data = reply.data.map(|data| serde_json::from_str(&data)).transpose();
-    let data = data.map_err(|error| RuntimeError::AgentFailed {
-        message: format!("the data of its reply is not JSON: {error}"),
-    })?;
-    Ok((reply.text, data))
-}
-
-/// What the agent's own error means to its caller.
-fn agent_error(error: handler::AgentError, turn: &Turn) -> RuntimeError {
-    let failed = |message| RuntimeError::AgentFailed { message };
-    match error {
-        handler::AgentError::InvalidMessage(message) => RuntimeError::InvalidMessage { message },
-        handler::AgentError::Failed(message) => failed(message),
-        handler::AgentError::Inference(error) => match error {
-            types::Error::Busy(retry_after_ms) => EngineError::Busy { retry_after_ms }.into(),
-            types::Error::Truncated => EngineError::Truncated.into(),
-            types::Error::ContextOverflow(limit) => RuntimeError::LimitExceeded {
-                limit: "tokens_per_turn or context",
-                message: format!("prompt and output do not fit into {limit} tokens"),
-            },
-            types::Error::Cancelled if Instant::now() >= turn.deadline => RuntimeError::DeadlineExceeded,
-            types::Error::Cancelled => RuntimeError::Cancelled,
-            types::Error::SchemaInvalid(message)
-            | types::Error::ModelUnknown(message)
-            | types::Error::Denied(message)
-            | types::Error::InvalidArgument(message)
-            | types::Error::Internal(message) => failed(message),
-        },
     }
 }
 

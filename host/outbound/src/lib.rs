@@ -1,0 +1,2 @@
+//! Connections that the host makes for agents.
+#![forbid(unsafe_code)]
