@@ -142,6 +142,7 @@ pub fn shared() -> &'static Host {
 }
 
 pub fn client() -> reqwest::Client {
+    skep_outbound::tls::install_provider();
     reqwest::Client::builder().timeout(std::time::Duration::from_secs(300)).build().unwrap()
 }
 

@@ -180,6 +180,7 @@ fn under(base: &Url, path: &[&str]) -> Url {
 }
 
 fn http_client() -> Result<reqwest::Client> {
+    skep_outbound::tls::install_provider();
     reqwest::Client::builder()
         .connect_timeout(Duration::from_secs(5))
         .tcp_nodelay(true)

@@ -1,2 +1,4 @@
 //! Connections that the host makes for agents.
 #![forbid(unsafe_code)]
+
+pub mod tls;

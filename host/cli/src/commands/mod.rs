@@ -100,6 +100,7 @@ impl HostArgs {
 impl Cli {
     /// Runs the command to its end.
     pub fn run(self) -> Result<()> {
+        skep_outbound::tls::install_provider();
         let default_level = match self.command {
             Command::Up(_) => "info",
             _ => "warn",
