@@ -2,3 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod tls;
+mod tool_server;
+
+pub use tool_server::{ServedTool, ToolHints, ToolServer, ToolServerError};

@@ -46,6 +46,7 @@ pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;
 pub use route::{Route, RouteMatch};
 pub use skep_engine::{ModelSet, Timing, Usage};
+pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, SessionDetail, SessionSummary,
     ToolDefinition, TurnDetail, TurnPhase,

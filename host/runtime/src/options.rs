@@ -1,7 +1,8 @@
 //! What the operator decides about the runtime.
 
 use crate::Limits;
-use std::{path::PathBuf, time::Duration};
+use skep_outbound::ToolServer;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 /// Bounds of the whole host. `Default` suits one machine.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct RuntimeOptions {
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
     pub max_agents: usize,
+    /// Whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
+    pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
 }
 
 impl Default for RuntimeOptions {
@@ -43,6 +46,7 @@ impl Default for RuntimeOptions {
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
             max_agents: 10_000,
+            tool_servers: BTreeMap::new(),
         }
     }
 }
