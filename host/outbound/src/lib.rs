@@ -1,7 +1,35 @@
 //! Connections that the host makes for agents.
+//!
+//! The way of a request: [`Request`] checks what was asked for → a [`Policy`] says whether its origin is granted →
+//! [`Client`] resolves the name, looks at every address that it has, connects to one of those and no other, and reads
+//! the answer within [`Bounds`] → a redirect goes the same way again. Nothing is granted that nobody wrote down, and a
+//! refusal names the line that would allow it.
+//!
+//! This crate knows nothing of agents, turns and journals, and reads no files and no environment. [`Client`] has its own
+//! `rustls` configuration with ring, so that no process-wide provider has to be installed for it.
 #![forbid(unsafe_code)]
 
+mod address;
+mod bounded_body;
+mod client;
+mod connections;
+mod error;
+mod origin;
+mod policy;
+mod redirect;
+mod request;
+mod resolve;
+#[cfg(test)]
+mod tests;
 pub mod tls;
 mod tool_server;
 
+pub use address::{AddressPolicy, AddressRange};
+pub use client::{Bounds, Client, Options};
+pub use error::OutboundError;
+pub use origin::{Origin, OriginPattern, Origins};
+pub use policy::Policy;
+pub use request::{Request, Response};
+pub use reqwest::{Method, Url, header};
+pub use resolve::{Resolve, SystemResolver};
 pub use tool_server::{ServedTool, ToolHints, ToolServer, ToolServerError};

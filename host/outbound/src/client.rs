@@ -1,0 +1,158 @@
+//! Sends one bounded request, wherever redirects may lead it.
+
+use crate::{
+    AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, SystemResolver,
+    bounded_body::{self, innermost},
+    connections::Connections,
+    redirect,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+
+/// Of a response's headers. The parser itself reads a few hundred kilobytes before it gives up.
+const MAX_RESPONSE_HEADER_BYTES: usize = 64 << 10;
+
+/// Makes requests. Clones share their connections.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    connections: Connections,
+    running: Semaphore,
+}
+
+/// What the operator decides about all requests.
+#[derive(Clone)]
+pub struct Options {
+    pub addresses: AddressPolicy,
+    pub resolve: Arc<dyn Resolve>,
+    /// Requests that are under way at once; others wait, until their deadline.
+    pub max_running: usize,
+}
+
+/// Of one request, with all its redirects.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub deadline: Instant,
+    /// Of the body that is sent.
+    pub request_bytes: usize,
+    /// Of the body that is read.
+    pub response_bytes: usize,
+    /// 0: a redirect is the answer.
+    pub redirects: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { addresses: AddressPolicy::default(), resolve: Arc::new(SystemResolver), max_running: 256 }
+    }
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            deadline: Instant::now() + Duration::from_secs(30),
+            request_bytes: 1 << 20,
+            response_bytes: 4 << 20,
+            redirects: 5,
+        }
+    }
+}
+
+impl Client {
+    pub fn new(options: Options) -> Self {
+        let connections = Connections::new(options.resolve, options.addresses);
+        Client { inner: Arc::new(Inner { connections, running: Semaphore::new(options.max_running) }) }
+    }
+
+    /// Sends a request to where `policy` allows it, and follows redirects to where it allows those.
+    pub async fn send(
+        &self,
+        request: Request,
+        policy: &Policy,
+        bounds: &Bounds,
+    ) -> Result<Response, OutboundError> {
+        policy.check(request.origin())?;
+        if request.body.len() > bounds.request_bytes {
+            let (bytes, limit) = (request.body.len(), bounds.request_bytes);
+            return Err(OutboundError::RequestTooLarge { bytes, limit });
+        }
+        let sent = tokio::time::timeout_at(bounds.deadline.into(), self.exchange(request, policy, bounds));
+        sent.await.unwrap_or(Err(OutboundError::DeadlineExceeded))
+    }
+
+    /// For a library that speaks a protocol of its own over HTTP: a client that follows no redirects and connects to this
+    /// origin's port, at addresses that are allowed. Use it for this origin only.
+    pub fn connection(&self, origin: &Origin) -> Result<reqwest::Client, OutboundError> {
+        self.inner.connections.to(origin)
+    }
+
+    async fn exchange(
+        &self,
+        mut request: Request,
+        policy: &Policy,
+        bounds: &Bounds,
+    ) -> Result<Response, OutboundError> {
+        let _permit = self.inner.running.acquire().await.expect("the semaphore is never closed");
+        let mut redirects = 0;
+        loop {
+            let response = self.send_once(&request).await?;
+            let next = match bounds.redirects {
+                0 => None,
+                _ => redirect::follow(&request, response.status(), response.headers())?,
+            };
+            let Some(next) = next else { return read(response, request, bounds.response_bytes).await };
+            redirects += 1;
+            if redirects > bounds.redirects {
+                return Err(OutboundError::TooManyRedirects { limit: bounds.redirects });
+            }
+            policy.check(next.origin())?;
+            request = next;
+        }
+    }
+
+    async fn send_once(&self, request: &Request) -> Result<reqwest::Response, OutboundError> {
+        let client = self.inner.connections.to(&request.origin)?;
+        let mut outgoing = reqwest::Request::new(request.method.clone(), request.url.clone());
+        *outgoing.headers_mut() = request.headers.clone();
+        if !request.body.is_empty() {
+            *outgoing.body_mut() = Some(request.body.clone().into());
+        }
+        client.execute(outgoing).await.map_err(|error| explain(&error, &request.origin))
+    }
+}
+
+async fn read(
+    response: reqwest::Response,
+    request: Request,
+    limit: usize,
+) -> Result<Response, OutboundError> {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
+    if header_bytes > MAX_RESPONSE_HEADER_BYTES {
+        return Err(OutboundError::ResponseTooLarge { limit: MAX_RESPONSE_HEADER_BYTES });
+    }
+    let body = bounded_body::read(response, &request.origin, limit).await?;
+    Ok(Response { status, url: request.url, headers, body })
+}
+
+/// A refusal of our own comes back inside an error of those who asked for it.
+fn explain(error: &reqwest::Error, origin: &Origin) -> OutboundError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(refusal) = error.downcast_ref::<OutboundError>() {
+            return refusal.clone();
+        }
+        cause = error.source();
+    }
+    let (origin, problem) = (origin.clone(), innermost(error));
+    match error.is_connect() {
+        true => OutboundError::Connect { origin, problem },
+        false => OutboundError::Exchange { origin, problem },
+    }
+}

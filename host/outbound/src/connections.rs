@@ -1,0 +1,76 @@
+//! Clients of `reqwest` that connect to nothing but addresses that were looked at.
+//!
+//! There is one for each port, because an address may be allowed for one port and not for another. They follow no
+//! redirects, ask no proxy of the environment, keep no cookies, decompress nothing and send nothing twice.
+
+use crate::{AddressPolicy, Origin, OutboundError, Resolve, resolve::Guarded, tls::Tls};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+/// Ports with clients at once. When there are more, all idle connections are closed and it begins anew.
+const MAX_PORTS: usize = 64;
+const IDLE: Duration = Duration::from_secs(15);
+const IDLE_PER_HOST: usize = 8;
+const USER_AGENT: &str = concat!("skep/", env!("CARGO_PKG_VERSION"));
+
+pub(crate) struct Connections {
+    resolve: Arc<dyn Resolve>,
+    policy: Arc<AddressPolicy>,
+    /// Read when it is first needed: many hosts never connect to anyone.
+    tls: OnceLock<Tls>,
+    by_port: Mutex<HashMap<u16, reqwest::Client>>,
+}
+
+impl Connections {
+    pub(crate) fn new(resolve: Arc<dyn Resolve>, policy: AddressPolicy) -> Self {
+        Connections { resolve, policy: Arc::new(policy), tls: OnceLock::new(), by_port: Mutex::default() }
+    }
+
+    /// A client that may be used for this origin.
+    pub(crate) fn to(&self, origin: &Origin) -> Result<reqwest::Client, OutboundError> {
+        // An address is connected to as it stands, and no resolver is asked.
+        if let Ok(address) = origin.host().trim_matches(['[', ']']).parse::<IpAddr>() {
+            self.policy.check(origin.host(), SocketAddr::new(address, origin.port()))?;
+        }
+        if origin.is_https()
+            && let Some(problem) = &self.tls().problem
+        {
+            let problem = format!("no certificate authority is trusted: {problem}");
+            return Err(OutboundError::Connect { origin: origin.clone(), problem });
+        }
+        let mut by_port = self.by_port.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_port.len() >= MAX_PORTS && !by_port.contains_key(&origin.port()) {
+            by_port.clear();
+        }
+        Ok(by_port.entry(origin.port()).or_insert_with(|| self.client(origin.port())).clone())
+    }
+
+    fn tls(&self) -> &Tls {
+        self.tls.get_or_init(Tls::of_the_machine)
+    }
+
+    fn client(&self, port: u16) -> reqwest::Client {
+        let guarded = Guarded { resolve: self.resolve.clone(), policy: self.policy.clone(), port };
+        reqwest::Client::builder()
+            .dns_resolver(guarded)
+            .tls_backend_preconfigured(self.tls().config.clone())
+            .user_agent(USER_AGENT)
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .no_proxy()
+            .no_gzip()
+            .no_brotli()
+            .no_deflate()
+            .no_zstd()
+            .referer(false)
+            .http1_only()
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_PER_HOST)
+            .build()
+            .expect("the TLS configuration is one of rustls and everything else is a constant")
+    }
+}

@@ -1,0 +1,374 @@
+//! Origins, and the lists of those that are granted.
+//!
+//! An origin is scheme, host and port; all three must match. Hosts are compared as the URL standard normalises them, so
+//! that capitals, percent signs, Unicode names and numbers that are IPv4 addresses are no way round a list.
+
+use crate::OutboundError;
+use reqwest::Url;
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// More than any honest list has.
+const MAX_PATTERNS: usize = 256;
+const MAX_PATTERN_BYTES: usize = 300;
+
+/// Whom a request goes to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    scheme: Scheme,
+    /// Normalised. IPv6 addresses have their brackets.
+    host: String,
+    port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scheme {
+    Http,
+    Https,
+}
+
+/// One entry of a list: `https://api.example.com`, `https://*.example.com`, `http://10.1.2.3:8080`, `https://*` or `*`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct OriginPattern(Pattern);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Pattern {
+    /// Every host, scheme and port.
+    Everything,
+    /// Every host with this scheme and port.
+    AnyHost {
+        scheme: Scheme,
+        port: u16,
+    },
+    /// Names that end so, which begins with a dot: `example.com` itself is not below `*.example.com`.
+    Below {
+        scheme: Scheme,
+        suffix: String,
+        port: u16,
+    },
+    Exactly(Origin),
+}
+
+/// A list of what is granted. An empty one grants nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<OriginPattern>", into = "Vec<OriginPattern>")]
+pub struct Origins(Vec<OriginPattern>);
+
+impl Origin {
+    /// Of a URL that names a host and nobody's credentials.
+    pub fn of(url: &Url) -> Result<Self, OutboundError> {
+        // A URL that is refused may hold a password; what is said of it does not.
+        let refused =
+            |problem: &str| OutboundError::Url { url: without_credentials(url), problem: problem.to_owned() };
+        let scheme = match url.scheme() {
+            "http" => Scheme::Http,
+            "https" => Scheme::Https,
+            _ => return Err(refused("its scheme is neither https nor http")),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(refused("it holds credentials; send them in a header"));
+        }
+        let host = url.host_str().ok_or_else(|| refused("it has no host"))?;
+        if host.ends_with('.') {
+            return Err(refused("its host ends with a dot; leave the dot out"));
+        }
+        let port = url.port_or_known_default().ok_or_else(|| refused("it has no port"))?;
+        if port == 0 {
+            return Err(refused("its port is 0"));
+        }
+        Ok(Origin { scheme, host: host.to_owned(), port })
+    }
+
+    /// An IPv6 address has its brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn is_https(&self) -> bool {
+        self.scheme == Scheme::Https
+    }
+}
+
+impl Origins {
+    pub fn allows(&self, origin: &Origin) -> bool {
+        self.0.iter().any(|pattern| pattern.0.matches(origin))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The entries, in their normal spelling.
+    pub fn patterns(&self) -> impl Iterator<Item = &OriginPattern> {
+        self.0.iter()
+    }
+}
+
+impl Pattern {
+    fn matches(&self, origin: &Origin) -> bool {
+        match self {
+            Pattern::Everything => true,
+            Pattern::AnyHost { scheme, port } => (*scheme, *port) == (origin.scheme, origin.port),
+            Pattern::Below { scheme, suffix, port } => {
+                (*scheme, *port) == (origin.scheme, origin.port)
+                    && origin.host.len() > suffix.len()
+                    && origin.host.ends_with(suffix.as_str())
+            }
+            Pattern::Exactly(exactly) => exactly == origin,
+        }
+    }
+}
+
+impl FromStr for OriginPattern {
+    type Err = OutboundError;
+
+    fn from_str(text: &str) -> Result<Self, OutboundError> {
+        let refused =
+            |problem: &str| OutboundError::Pattern { pattern: text.to_owned(), problem: problem.to_owned() };
+        if text.len() > MAX_PATTERN_BYTES {
+            return Err(refused("it is too long"));
+        }
+        if text == "*" {
+            return Ok(OriginPattern(Pattern::Everything));
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| refused("it has no scheme"))?;
+        // A star stands for a label here, which no URL may hold.
+        let (kind, rest) = match rest.strip_prefix("*.") {
+            Some(rest) => (Kind::Below, rest.to_owned()),
+            None if rest == "*" || rest.starts_with("*:") => (Kind::Any, rest.replacen('*', "any", 1)),
+            None => (Kind::Exactly, rest.to_owned()),
+        };
+        let url = Url::parse(&format!("{scheme}://{rest}")).map_err(|error| refused(&error.to_string()))?;
+        let origin = Origin::of(&url).map_err(|error| match error {
+            OutboundError::Url { problem, .. } => refused(&problem),
+            other => other,
+        })?;
+        if url.path() != "/" || rest.ends_with('/') || url.query().is_some() || url.fragment().is_some() {
+            return Err(refused("it has a path; an origin is a scheme, a host and a port"));
+        }
+        if origin.host.contains('*') {
+            return Err(refused("a star may stand only for the whole host or before its first dot"));
+        }
+        let Origin { scheme, port, .. } = origin;
+        Ok(OriginPattern(match kind {
+            Kind::Any => Pattern::AnyHost { scheme, port },
+            Kind::Below if url.domain().is_none() => return Err(refused("an address has nothing below it")),
+            Kind::Below => Pattern::Below { scheme, suffix: format!(".{}", origin.host), port },
+            Kind::Exactly => Pattern::Exactly(origin),
+        }))
+    }
+}
+
+enum Kind {
+    Exactly,
+    Below,
+    Any,
+}
+
+impl Scheme {
+    fn default_port(self) -> u16 {
+        match self {
+            Scheme::Http => 80,
+            Scheme::Https => 443,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        })
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        spell(f, self.scheme, &self.host, self.port)
+    }
+}
+
+impl fmt::Display for OriginPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Pattern::Everything => f.write_str("*"),
+            Pattern::AnyHost { scheme, port } => spell(f, *scheme, "*", *port),
+            Pattern::Below { scheme, suffix, port } => spell(f, *scheme, &format!("*{suffix}"), *port),
+            Pattern::Exactly(origin) => origin.fmt(f),
+        }
+    }
+}
+
+fn spell(f: &mut fmt::Formatter<'_>, scheme: Scheme, host: &str, port: u16) -> fmt::Result {
+    write!(f, "{scheme}://{host}")?;
+    if port == scheme.default_port() { Ok(()) } else { write!(f, ":{port}") }
+}
+
+/// For an error.
+pub(crate) fn without_credentials(url: &Url) -> String {
+    let mut shown = url.clone();
+    // These fail only for URLs that cannot have credentials.
+    let _ = shown.set_username("");
+    let _ = shown.set_password(None);
+    shown.to_string()
+}
+
+impl TryFrom<String> for OriginPattern {
+    type Error = OutboundError;
+
+    fn try_from(text: String) -> Result<Self, OutboundError> {
+        text.parse()
+    }
+}
+
+impl From<OriginPattern> for String {
+    fn from(pattern: OriginPattern) -> String {
+        pattern.to_string()
+    }
+}
+
+impl TryFrom<Vec<OriginPattern>> for Origins {
+    type Error = OutboundError;
+
+    fn try_from(patterns: Vec<OriginPattern>) -> Result<Self, OutboundError> {
+        match patterns.get(MAX_PATTERNS) {
+            Some(first_over) => Err(OutboundError::Pattern {
+                pattern: first_over.to_string(),
+                problem: format!("a list has at most {MAX_PATTERNS} entries"),
+            }),
+            None => Ok(Origins(patterns)),
+        }
+    }
+}
+
+impl From<Origins> for Vec<OriginPattern> {
+    fn from(origins: Origins) -> Self {
+        origins.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origins(patterns: &[&str]) -> Origins {
+        let patterns =
+            patterns.iter().map(|pattern| pattern.parse().expect(pattern)).collect::<Vec<OriginPattern>>();
+        patterns.try_into().expect("few")
+    }
+
+    fn origin(url: &str) -> Origin {
+        Origin::of(&Url::parse(url).expect(url)).expect(url)
+    }
+
+    #[test]
+    fn scheme_host_and_port_all_have_to_match() {
+        let granted = origins(&["https://api.example.com", "http://10.1.2.3:8080", "https://[2001:db8::1]"]);
+        for url in [
+            "https://api.example.com/v1?x=1",
+            "https://api.example.com:443/",
+            "https://API.Example.COM/",
+            "https://api.ex%61mple.com/",
+            "http://10.1.2.3:8080/x",
+            "http://167838211:8080/",
+            "http://0xa.0x1.0x2.0x3:8080/",
+            "http://012.1.2.3:8080/",
+            "https://[2001:DB8:0::1]/",
+        ] {
+            assert!(granted.allows(&origin(url)), "{url}");
+        }
+        for url in [
+            "http://api.example.com/",
+            "https://api.example.com:8443/",
+            "https://example.com/",
+            "https://x.api.example.com/",
+            "https://api.example.com.evil.com/",
+            "https://evilapi.example.com/",
+            "http://10.1.2.3/",
+            "http://10.1.2.4:8080/",
+        ] {
+            assert!(!granted.allows(&origin(url)), "{url}");
+        }
+        assert!(!Origins::default().allows(&origin("https://api.example.com")), "nothing grants nothing");
+    }
+
+    #[test]
+    fn a_star_stands_for_what_is_below_a_name_or_for_every_host() {
+        let below = origins(&["https://*.example.com"]);
+        assert!(
+            below.allows(&origin("https://a.example.com"))
+                && below.allows(&origin("https://a.b.example.com"))
+        );
+        for url in [
+            "https://example.com",
+            "https://badexample.com",
+            "http://a.example.com",
+            "https://a.example.com:1",
+        ] {
+            assert!(!below.allows(&origin(url)), "{url}");
+        }
+        let any = origins(&["https://*"]);
+        assert!(any.allows(&origin("https://x.org")) && !any.allows(&origin("http://x.org")));
+        assert!(origins(&["http://*:8080"]).allows(&origin("http://x.org:8080")));
+        assert!(origins(&["*"]).allows(&origin("http://x.org:99")));
+    }
+
+    #[test]
+    fn a_name_in_another_script_is_its_punycode() {
+        let granted = origins(&["https://bücher.example"]);
+        assert!(granted.allows(&origin("https://xn--bcher-kva.example/")));
+        // A Cyrillic letter that looks like an `a`.
+        assert!(!origins(&["https://example.com"]).allows(&origin("https://ex\u{430}mple.com/")));
+    }
+
+    #[test]
+    fn an_origin_has_one_spelling() {
+        for (text, expected) in [
+            ("https://API.example.com:443", "https://api.example.com"),
+            ("http://*.Example.com:8080", "http://*.example.com:8080"),
+            ("https://*", "https://*"),
+            ("*", "*"),
+            ("http://0x7f.1", "http://127.0.0.1"),
+        ] {
+            assert_eq!(text.parse::<OriginPattern>().expect(text).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_origin_is_refused_with_what_one_looks_like() {
+        for (text, expected) in [
+            ("api.example.com", "no scheme"),
+            ("ftp://x.org", "neither https nor http"),
+            ("https://x.org/v1", "has a path"),
+            ("https://x.org/", "has a path"),
+            ("https://x.org?q", "has a path"),
+            ("https://user:pw@x.org", "credentials"),
+            ("https://x.org.", "ends with a dot"),
+            ("https://a.*.org", "star"),
+            ("https://*.*.org", "star"),
+            ("https://*.10.0.0.1", "nothing below"),
+            ("https://x.org:0", "port is 0"),
+            ("https://", "empty host"),
+        ] {
+            let message = text.parse::<OriginPattern>().expect_err(text).to_string();
+            assert!(
+                message.contains(expected) && message.contains("https://api.example.com"),
+                "{text}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn credentials_and_other_schemes_are_refused_without_being_repeated() {
+        for url in ["https://user:hunter2@x.org/", "ftp://x.org/", "https://x.org./", "file:///etc/passwd"] {
+            let message = Origin::of(&Url::parse(url).expect(url)).expect_err(url).to_string();
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+}
