@@ -24,6 +24,8 @@ fn every_command_explains_itself() {
         "new",
         "build",
         "deploy",
+        "push",
+        "pull",
         "list",
         "invoke",
         "turn",

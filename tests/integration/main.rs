@@ -30,6 +30,8 @@ mod openai_client;
 mod openai_routes;
 /// Token ids and log-probabilities of the default model against an independent implementation.
 mod reference;
+/// Agents in an OCI registry.
+mod registry;
 /// The default model divided among ranks.
 mod sharding;
 /// Traces over OTLP, and the request ids of the log.

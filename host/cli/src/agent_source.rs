@@ -68,6 +68,16 @@ impl AgentSource {
         };
         Ok(Self { manifest, manifest_toml, component })
     }
+
+    /// What a registry keeps of an agent. `manifest` replaces the one that was pushed.
+    pub fn from_parts(manifest_toml: String, component: &[u8], manifest: Option<&Path>) -> Result<Self> {
+        let component = guest_build::encode(component)?;
+        let (manifest, manifest_toml) = match manifest {
+            Some(given) => read_manifest(given)?,
+            None => (Manifest::from_toml(&manifest_toml)?, manifest_toml),
+        };
+        Ok(Self { manifest, manifest_toml, component })
+    }
 }
 
 fn read_manifest(path: &Path) -> Result<(Manifest, String)> {

@@ -18,6 +18,7 @@ pub mod guest_build;
 pub mod logging;
 pub mod places;
 pub mod progress;
+pub mod registry;
 pub mod server;
 pub mod style;
 pub mod traces;

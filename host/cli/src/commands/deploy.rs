@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
-use super::{HostArgs, out};
+use super::{HostArgs, out, registry_args::RegistryArgs};
 use crate::agent_source::AgentSource;
+use crate::failure::Usage;
 use crate::progress::Terminal;
+use crate::registry::{ArtifactName, Registry};
 
 /// Deploy an agent to a running host
 ///
@@ -16,14 +18,17 @@ use crate::progress::Terminal;
 Examples:
   skep deploy my-agent                        builds the crate in that folder
   skep deploy my-agent.wasm                   with the agent.toml beside it, or a name after the file
-  skep deploy agent.wasm --manifest prod.toml")]
+  skep deploy agent.wasm --manifest prod.toml
+  skep deploy oci://registry.example.com/agents/my-agent:1.2")]
 pub struct Args {
-    /// Folder of an agent, or a .wasm file
-    #[arg(value_name = "DIR|FILE.wasm")]
+    /// Folder of an agent, a .wasm file, or an artifact in a registry
+    #[arg(value_name = "DIR|FILE.wasm|oci://…")]
     path: PathBuf,
     /// The agent.toml to use
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
+    #[command(flatten)]
+    registry: RegistryArgs,
     #[command(flatten)]
     host: HostArgs,
     /// Print the deployed agent as JSON
@@ -35,8 +40,7 @@ pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // Before a build that may take a minute.
     client.agents().await?;
-    let load = || AgentSource::load(&args.path, args.manifest.as_deref(), &Terminal);
-    let source = tokio::task::block_in_place(load)?;
+    let source = args.source().await?;
     let agent = client
         .deploy(&source.manifest_toml, source.component)
         .await
@@ -47,6 +51,21 @@ pub async fn run(args: Args) -> Result<()> {
     let digest = short(&agent.digest);
     out::line(&format!("deployed {}, version {} ({digest})", agent.name, agent.version))?;
     out::line(&format!("talk to it with: skep chat {}", agent.name))
+}
+
+impl Args {
+    async fn source(&self) -> Result<AgentSource> {
+        let manifest = self.manifest.as_deref();
+        match self.path.to_str() {
+            Some(name) if name.starts_with(ArtifactName::SCHEME) => {
+                let name: ArtifactName = name.parse().map_err(Usage)?;
+                let registry = Registry::new(name, self.registry.login()?, self.registry.plain_http)?;
+                let pulled = registry.pull(&Terminal).await?;
+                AgentSource::from_parts(pulled.manifest_toml, &pulled.component, manifest)
+            }
+            _ => tokio::task::block_in_place(|| AgentSource::load(&self.path, manifest, &Terminal)),
+        }
+    }
 }
 
 /// Enough of a digest for people.

@@ -13,6 +13,9 @@ mod logs;
 mod model;
 mod new;
 mod out;
+mod pull;
+mod push;
+mod registry_args;
 mod rollback;
 mod turn;
 mod turn_printer;
@@ -69,6 +72,8 @@ enum Command {
     New(new::Args),
     Build(build::Args),
     Deploy(deploy::Args),
+    Push(push::Args),
+    Pull(pull::Args),
     Rollback(rollback::Args),
     List(list::Args),
     Invoke(invoke::Args),
@@ -144,6 +149,8 @@ impl Command {
             Command::New(args) => new::run(&args),
             Command::Build(args) => build::run(&args),
             Command::Deploy(args) => deploy::run(args).await,
+            Command::Push(args) => push::run(args).await,
+            Command::Pull(args) => pull::run(args).await,
             Command::Rollback(args) => rollback::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,

@@ -1,0 +1,64 @@
+//! `skep pull`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::json;
+
+use super::{out, registry_args::RegistryArgs};
+use crate::agent_source::AgentSource;
+use crate::progress::Terminal;
+use crate::registry::{ArtifactName, Registry};
+
+/// Fetch an agent from an OCI registry into a folder
+///
+/// The folder gets NAME.wasm and agent.toml. `skep deploy oci://…` deploys without a folder.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep pull oci://registry.example.com/agents/my-agent:1.2
+  skep pull oci://localhost:5000/my-agent --output here")]
+pub struct Args {
+    /// What is fetched
+    #[arg(value_name = "oci://REGISTRY/REPOSITORY:TAG")]
+    name: ArtifactName,
+    /// The folder; without it, one of the agent's name
+    #[arg(long, short, value_name = "DIR")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    registry: RegistryArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let registry = Registry::new(args.name.clone(), args.registry.login()?, args.registry.plain_http)?;
+    let pulled = registry.pull(&Terminal).await?;
+    let source = AgentSource::from_parts(pulled.manifest_toml, &pulled.component, None)
+        .with_context(|| args.name.to_string())?;
+    let name = source.manifest.name.as_str();
+    let dir = args.output.unwrap_or_else(|| PathBuf::from(name));
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let component = dir.join(format!("{name}.wasm"));
+    write_new(&component, &source.component)?;
+    write_new(&dir.join("agent.toml"), source.manifest_toml.as_bytes())?;
+    if args.json {
+        return out::json(&json!({"agent": name, "digest": pulled.digest, "component": component}));
+    }
+    out::line(&format!("{} ({})", component.display(), pulled.digest))?;
+    out::line(&format!("deploy it with: skep deploy {}", component.display()))
+}
+
+/// Somebody's own file is never replaced.
+fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
+    match file {
+        Ok(mut file) => std::io::Write::write_all(&mut file, bytes)
+            .with_context(|| format!("cannot write {}", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            bail!("{} exists already\n  hint: name another folder with --output", path.display())
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
+    }
+}
