@@ -45,6 +45,21 @@ async fn endless_recursion_and_a_panic_are_traps() {
 }
 
 #[tokio::test]
+async fn a_panic_is_told_with_its_message_and_place_to_the_caller_and_in_the_log() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("panic", "panics", "").await.0, 201);
+    for (text, said) in [("the oven is cold", "the oven is cold"), ("index", "index out of bounds")] {
+        let (status, answer) = host.message("panics", "s", text).await;
+        assert_eq!((status, &answer["error"]["code"]), (500, &json!("agent_trapped")), "{answer}");
+        let (_, logs) = host.get("/v1/agents/panics/logs?limit=10").await;
+        let logged = logs["data"].to_string();
+        for told in [answer["error"]["message"].as_str().unwrap(), &logged] {
+            assert!(told.contains(said) && told.contains("examples/panic.rs:1"), "{told}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn state_over_its_quota_is_refused_to_the_guest() {
     let error = refused("big", "state").await;
     assert!(error["message"].as_str().unwrap().contains("state_kb"), "{error}");

@@ -12,9 +12,10 @@ pub(crate) use compiler::Source;
 
 use crate::{
     Limits, Manifest, RuntimeError, RuntimeOptions,
-    bindings::{AgentPre, handler},
+    bindings::handler,
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
+    exports::AgentPre,
     instance,
     summary::{AgentDetail, AgentSummary},
     tools::Tools,
@@ -23,10 +24,8 @@ use compiler::{CompileError, Compiled, ComponentCompiler};
 use skep_engine::{EngineError, ModelSet};
 use skep_store::{LogEntry, Store};
 use std::{fmt::Write, sync::Arc};
-use wasmtime::component::{Component, Linker};
+use wasmtime::component::Linker;
 
-const HANDLER: &str = "skep:agent/handler@0.1.0";
-const HANDLER_FUNCTIONS: [&str; 2] = ["describe", "on-message"];
 const MAX_DESCRIPTION_BYTES: usize = 4 << 10;
 
 /// A deployed version of an agent. A turn keeps the version with which it began.
@@ -96,10 +95,8 @@ impl Compiler {
                 CompileError::Refused(message) => broken(message),
                 CompileError::Host(error) => error,
             })?;
-        check_exports(&component).map_err(broken)?;
         let pre = self.linker.instantiate_pre(&component).map_err(|error| broken(format!("{error:#}")))?;
-        let pre = AgentPre::new(pre)
-            .map_err(|error| broken(format!("it does not export {HANDLER} as it is: {error:#}")))?;
+        let pre = AgentPre::new(pre).map_err(broken)?;
         Ok(Loaded { pre, digest, bytes })
     }
 
@@ -170,20 +167,6 @@ impl Deployed {
             limits: self.limits,
         }
     }
-}
-
-fn check_exports(component: &Component) -> Result<(), String> {
-    let Some(handler) = component.get_export_index(None, HANDLER) else {
-        return Err(format!(
-            "it does not export {HANDLER}; build it with skep-sdk, or for the WIT world skep:agent/agent"
-        ));
-    };
-    for function in HANDLER_FUNCTIONS {
-        if component.get_export_index(Some(&handler), function).is_none() {
-            return Err(format!("its export {HANDLER} lacks the function {function}"));
-        }
-    }
-    Ok(())
 }
 
 fn model_error(error: EngineError) -> RuntimeError {

@@ -3,6 +3,8 @@
 //! Every path on which guest code runs goes through [`call`]: instantiation (a start function is guest code), a
 //! description, a turn. What the guest may do to itself it may do; the host goes on.
 
+mod backtrace;
+mod command;
 mod cpu;
 mod memory;
 mod verdict;
@@ -12,16 +14,17 @@ pub(crate) use verdict::LimitTrap;
 
 use crate::{
     Limits, RuntimeError,
-    bindings::{Agent, AgentPre, handler},
+    bindings::{handler, log::Level},
     capability::TurnContext,
     component::Deployed,
     engine::WasmEngine,
+    exports::{Agent, AgentPre},
     session::{Entry, Reply},
 };
 use cpu::{CpuMeter, Metered};
 use std::{sync::Arc, time::Instant};
 use verdict::Verdict;
-use wasmtime::{AsContextMut, Store, UpdateDeadline};
+use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 
 /// Of strings and lists that a guest passes in one call.
 const MAX_CALL_BYTES: usize = 32 << 20;
@@ -37,7 +40,7 @@ pub(crate) async fn describe(
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
     let deadline = Instant::now() + std::time::Duration::from_millis(limits.turn_ms.into());
     call(wasm, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
-        accessor.with(|mut store| agent.handler(store.as_context_mut()))?.call_describe(accessor).await
+        agent.describe(accessor).await
     })
     .await
 }
@@ -51,24 +54,19 @@ pub(crate) async fn take_turn(
     context: TurnContext,
     entry: Entry,
 ) -> (Result<Reply, RuntimeError>, TurnContext) {
+    let entry = match entry {
+        Entry::Message(message) if agent.pre.is_command() => {
+            let (ended, context) = command::run(wasm, agent, deadline, stop, context, message.text).await;
+            return (ended.map(Reply::printed), context);
+        }
+        entry => entry,
+    };
     call(wasm, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
         Ok(match entry {
-            Entry::Message(message) => {
-                let guest = accessor.with(|mut store| agent.handler(store.as_context_mut()))?;
-                guest.call_on_message(accessor, message).await?.into()
-            }
-            Entry::Alarm(alarm) => {
-                let guest = accessor.with(|mut store| agent.alarms(store.as_context_mut()))?;
-                guest.call_on_alarm(accessor, alarm).await?.into()
-            }
-            Entry::Event(event) => {
-                let guest = accessor.with(|mut store| agent.events(store.as_context_mut()))?;
-                guest.call_on_event(accessor, event).await?.into()
-            }
-            Entry::Tool(invocation) => {
-                let guest = accessor.with(|mut store| agent.tools(store.as_context_mut()))?;
-                guest.call_call_tool(accessor, invocation).await?.into()
-            }
+            Entry::Message(message) => agent.on_message(accessor, message).await?.into(),
+            Entry::Alarm(alarm) => agent.on_alarm(accessor, alarm).await?.into(),
+            Entry::Event(event) => agent.on_event(accessor, event).await?.into(),
+            Entry::Tool(invocation) => agent.call_tool(accessor, invocation).await?.into(),
         })
     })
     .await
@@ -87,7 +85,7 @@ pub(crate) async fn instantiate(
     let made = tokio::time::timeout_at(deadline.into(), made).await;
     match made.map_err(|_elapsed| RuntimeError::DeadlineExceeded)? {
         Ok(_agent) => Ok(store),
-        Err(trap) => Err(Verdict { limits: &agent.limits, context: store.data() }.on(trap)),
+        Err(trap) => Err(judge(&agent.limits, store.data_mut(), trap)),
     }
 }
 
@@ -98,8 +96,32 @@ async fn call<R: Send + 'static>(
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
-    body: impl AsyncFnOnce(&Agent<'_>, &wasmtime::component::Accessor<TurnContext>) -> wasmtime::Result<R>,
+    body: impl AsyncFnOnce(&Agent<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<R, RuntimeError>, TurnContext) {
+    let (ended, mut context) = bounded(wasm, pre, limits, deadline, stop, context, body).await;
+    let result = ended.and_then(|ended| ended.map_err(|trap| judge(limits, &mut context, trap)));
+    (result, context)
+}
+
+/// What the trap means. That the guest trapped is in its log, too, whatever language it is written in.
+fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> RuntimeError {
+    let error = Verdict { limits, context }.on(trap);
+    if matches!(error, RuntimeError::Trap { .. }) {
+        context.log.write(Level::Error, &error.to_string());
+    }
+    error
+}
+
+/// Runs `body` on a new instance. The inner error is why the guest stopped, the outer one why the host stopped it.
+async fn bounded<R: Send + 'static>(
+    wasm: &WasmEngine,
+    pre: &AgentPre,
+    limits: &Limits,
+    deadline: Instant,
+    stop: impl Future<Output = ()>,
+    context: TurnContext,
+    body: impl AsyncFnOnce(&Agent<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
+) -> (Result<wasmtime::Result<R>, RuntimeError>, TurnContext) {
     let (mut store, meter) = bounded_store(wasm, limits, context);
     let ticking = wasm.tick();
     let run = async {
@@ -115,12 +137,7 @@ async fn call<R: Send + 'static>(
     drop(ticking);
     let mut context = store.into_data();
     context.close();
-    let result = match ended {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(trap)) => Err(Verdict { limits, context: &context }.on(trap)),
-        Err(stopped) => Err(stopped),
-    };
-    (result, context)
+    (ended, context)
 }
 
 fn bounded_store(

@@ -16,6 +16,7 @@ mod capability;
 mod component;
 mod engine;
 mod error;
+mod exports;
 mod feed;
 mod instance;
 mod invocation;

@@ -23,7 +23,7 @@ use log::TurnLog;
 use state::StateView;
 use std::sync::Arc;
 use tokio::task::JoinSet;
-use wasi::Wasi;
+use wasi::{Printed, Wasi};
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
 /// Host resources that a guest may hold at once.
@@ -58,6 +58,21 @@ impl TurnContext {
         let (memory, calls) = (MemoryLimiter::new(limits.memory_mb), CallBudget::new(limits));
         let log = log.within(limits.log_kb);
         TurnContext { turn, state, conversations, log, memory, calls, table, wasi, streams }
+    }
+
+    /// The guest is a command: this is its standard input, and its standard output is not for the log.
+    pub(crate) fn as_command(&mut self, input: String) {
+        self.wasi = Wasi::of_command(input);
+    }
+
+    /// What a command printed, once it was closed.
+    pub(crate) fn take_printed(&mut self) -> Printed {
+        self.wasi.take_printed()
+    }
+
+    /// The end of what the guest printed to standard error, once it was closed.
+    pub(crate) fn last_printed(&self) -> Option<&str> {
+        self.wasi.last_error()
     }
 
     /// Ends what still runs and takes in what the guest printed.

@@ -1,24 +1,44 @@
 //! WASI for components of toolchains that cannot do without: an empty world.
 //!
-//! There are no files, no environment, no arguments and no network. What the guest prints goes to the agent's log.
+//! There are no files, no environment, no arguments and no network. What an agent prints goes to its log. A command has
+//! its message as standard input, and its standard output is the reply.
 //! Clocks and random numbers work, but a component that imports them is deployed only if it has the grant. In a turn they
 //! are the turn's own, so that one that is run again reads and draws the same.
 
 use super::{TurnContext, log::TurnLog};
 use crate::{
+    RuntimeError,
     bindings::log::Level,
     journal::{Journal, MonotonicClock, WallClock, random},
 };
 use std::sync::Arc;
-use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView, p2::pipe::MemoryOutputPipe};
+use wasmtime_wasi::{
+    WasiCtx, WasiCtxView, WasiView,
+    p2::pipe::{MemoryInputPipe, MemoryOutputPipe},
+};
 
 /// Of standard output and of standard error; what is over is an error for the guest.
 const MAX_PRINTED_BYTES: usize = 64 << 10;
+/// Of a command's standard output.
+const MAX_REPLY_BYTES: usize = 1 << 20;
+/// Of standard error, in the reason of a failure.
+const MAX_LAST_WORDS_BYTES: usize = 2 << 10;
 
 /// Made when a guest first uses it: most never do.
 #[derive(Default)]
 pub(crate) struct Wasi {
+    /// Of a command.
+    input: Option<String>,
     open: Option<Open>,
+    printed: Printed,
+}
+
+/// What a guest printed.
+#[derive(Default)]
+pub(crate) struct Printed {
+    /// Of a command; what an agent prints is in its log.
+    output: Vec<u8>,
+    errors: String,
 }
 
 struct Open {
@@ -28,21 +48,41 @@ struct Open {
 }
 
 impl Wasi {
+    pub(crate) fn of_command(input: String) -> Self {
+        Wasi { input: Some(input), ..Wasi::default() }
+    }
+
+    pub(crate) fn take_printed(&mut self) -> Printed {
+        std::mem::take(&mut self.printed)
+    }
+
+    pub(crate) fn last_error(&self) -> Option<&str> {
+        self.printed.last_error()
+    }
+
     pub(crate) fn drain_into(&mut self, log: &mut TurnLog) {
-        let Some(open) = self.open.take() else { return };
-        for (pipe, level) in [(open.stdout, Level::Info), (open.stderr, Level::Warn)] {
-            for line in String::from_utf8_lossy(&pipe.contents()).lines() {
-                log.write(level, line);
-            }
+        let Some(Open { stdout, stderr, .. }) = self.open.take() else { return };
+        let [output, errors] = [stdout, stderr].map(|pipe| pipe.contents());
+        match self.input {
+            Some(_) => self.printed.output = output.into(),
+            None => write_lines(log, Level::Info, &String::from_utf8_lossy(&output)),
         }
+        self.printed.errors = String::from_utf8_lossy(&errors).into_owned();
+        write_lines(log, Level::Warn, &self.printed.errors);
     }
 
     fn context(&mut self, journal: Option<&Arc<Journal>>) -> &mut WasiCtx {
+        let input = &mut self.input;
         let open = self.open.get_or_insert_with(|| {
-            let stdout = MemoryOutputPipe::new(MAX_PRINTED_BYTES);
+            // One more than it may, to see that it was too much.
+            let most = input.as_ref().map_or(MAX_PRINTED_BYTES, |_| MAX_REPLY_BYTES + 1);
+            let stdout = MemoryOutputPipe::new(most);
             let stderr = MemoryOutputPipe::new(MAX_PRINTED_BYTES);
             let mut builder = WasiCtx::builder();
             builder.stdout(stdout.clone()).stderr(stderr.clone());
+            if let Some(input) = input {
+                builder.stdin(MemoryInputPipe::new(std::mem::take(input)));
+            }
             if let Some(journal) = journal {
                 builder
                     .wall_clock(WallClock(journal.clone()))
@@ -54,6 +94,32 @@ impl Wasi {
             Open { context: builder.build(), stdout, stderr }
         });
         &mut open.context
+    }
+}
+
+impl Printed {
+    /// The end of standard error: what a process says last is most often why it ends.
+    pub(crate) fn last_error(&self) -> Option<&str> {
+        let errors = self.errors.trim();
+        let from = errors.ceil_char_boundary(errors.len().saturating_sub(MAX_LAST_WORDS_BYTES));
+        (!errors.is_empty()).then(|| &errors[from..])
+    }
+
+    pub(crate) fn into_reply(self) -> Result<String, RuntimeError> {
+        if self.output.len() > MAX_REPLY_BYTES {
+            let message =
+                format!("the command printed more than {MAX_REPLY_BYTES} bytes; the host allows no more");
+            return Err(RuntimeError::LimitExceeded { limit: "reply_bytes", message });
+        }
+        String::from_utf8(self.output).map_err(|_not_text| RuntimeError::AgentFailed {
+            message: "what the command printed is not UTF-8".to_owned(),
+        })
+    }
+}
+
+fn write_lines(log: &mut TurnLog, level: Level, printed: &str) {
+    for line in printed.lines() {
+        log.write(level, line);
     }
 }
 

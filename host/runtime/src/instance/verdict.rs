@@ -1,15 +1,16 @@
 //! Why a guest stopped, in words that help its author.
 
-use super::{MAX_CALL_BYTES, memory::Refused};
+use super::{MAX_CALL_BYTES, backtrace, memory::Refused};
 use crate::{
     Limits, RuntimeError,
-    bindings::NoExport,
     capability::{TurnContext, log::cut},
     engine::TABLE_ELEMENTS,
+    exports::NoExport,
 };
 use wasmtime::{Trap, component::ResourceTableError};
 
-const MAX_MESSAGE_BYTES: usize = 2 << 10;
+const MAX_MESSAGE_BYTES: usize = 4 << 10;
+const MAX_REASON_BYTES: usize = 1 << 10;
 
 /// Raised by the host in the middle of guest code: the line under `[limits]` that was exceeded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,12 +95,17 @@ impl Verdict<'_> {
 
     /// What the guest said last is a better reason than where it stopped.
     fn describe(&self, error: &wasmtime::Error) -> String {
-        let mut message = error.root_cause().to_string();
+        let mut message = cut(&error.root_cause().to_string(), MAX_REASON_BYTES).to_owned();
         if error.downcast_ref() == Some(&Trap::MemoryOutOfBounds) {
             message.push_str(" (calls that nest too deeply end so, too)");
         }
-        if let Some(said) = self.context.log.last_error() {
-            message = format!("{message}; it last logged: {said}");
+        if let Some(functions) = backtrace::named(error) {
+            message.push_str(&format!("; it was in {functions}"));
+        }
+        match (self.context.log.last_error(), self.context.last_printed()) {
+            (Some(said), _) => message.push_str(&format!("; it last logged: {said}")),
+            (None, Some(said)) => message.push_str(&format!("; it last printed: {said}")),
+            (None, None) => {}
         }
         cut(&message, MAX_MESSAGE_BYTES).to_owned()
     }

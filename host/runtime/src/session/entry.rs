@@ -81,6 +81,11 @@ impl Entry {
 }
 
 impl Reply {
+    /// What a command printed.
+    pub(crate) fn printed(text: String) -> Self {
+        Reply::Said(handler::Reply { text, data: None })
+    }
+
     /// The text and the data of the outcome, or what the agent's refusal means to its caller.
     pub(crate) fn into_outcome(self, deadline: Instant) -> Result<(String, Option<Value>), RuntimeError> {
         match self {

@@ -65,7 +65,7 @@ async fn what_is_no_agent_is_refused_with_the_reason() {
     let core = wat::parse_str("(module)").expect("valid");
     let cut = echo().component()[..100].to_vec();
     for (bytes, why) in [
-        (empty, "does not export skep:agent/handler"),
+        (empty, "it exports neither skep:agent/handler"),
         (core, "core WebAssembly module"),
         (cut, "unexpected end"),
         (Vec::new(), "component"),

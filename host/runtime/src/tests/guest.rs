@@ -55,25 +55,7 @@ pub(super) fn spinner() -> Guest {
 
 impl Guest {
     pub(super) fn component(&self) -> Vec<u8> {
-        let mut module = wat::parse_str(self.text()).expect("the text is WebAssembly");
-        let mut resolve = Resolve::default();
-        let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/skep-agent");
-        resolve.push_dir(wit).expect("the package is WIT");
-        for (index, package) in self.packages.iter().enumerate() {
-            resolve.push_str(format!("{index}.wit"), package).expect("the package is WIT");
-        }
-        let world =
-            format!("package skep:test; world test {{ include skep:agent/agent@0.1.0; {} }}", self.world);
-        let package = resolve.push_str("test.wit", &world).expect("the world is WIT");
-        let world = resolve.select_world(&[package], Some("test")).expect("it was just added");
-        embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
-            .expect("the world is valid");
-        let mut encoder = ComponentEncoder::default();
-        encoder
-            .validate(true)
-            .module(&module)
-            .and_then(|encoder| encoder.encode())
-            .expect("the module fits the world")
+        component(&self.text(), self.packages, &format!("include skep:agent/agent@0.1.0; {}", self.world))
     }
 
     /// Where things lie: 64 the description, 128 the reply, 256 to 511 scratch of the frame, 512 on the guest's own,
@@ -106,4 +88,25 @@ impl Guest {
                 (i32.const 128)))"#
         )
     }
+}
+
+/// A component for a world of which `world` is the inside.
+pub(super) fn component(module: &str, packages: &[&str], world: &str) -> Vec<u8> {
+    let mut module = wat::parse_str(module).expect("the text is WebAssembly");
+    let mut resolve = Resolve::default();
+    let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/skep-agent");
+    resolve.push_dir(wit).expect("the package is WIT");
+    for (index, package) in packages.iter().enumerate() {
+        resolve.push_str(format!("{index}.wit"), package).expect("the package is WIT");
+    }
+    let world = format!("package skep:test; world test {{ {world} }}");
+    let package = resolve.push_str("test.wit", &world).expect("the world is WIT");
+    let world = resolve.select_world(&[package], Some("test")).expect("it was just added");
+    embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).expect("the world is valid");
+    let mut encoder = ComponentEncoder::default();
+    encoder
+        .validate(true)
+        .module(&module)
+        .and_then(|encoder| encoder.encode())
+        .expect("the module fits the world")
 }

@@ -71,6 +71,30 @@ async fn a_trap_and_a_pointer_to_nowhere_are_traps() {
 }
 
 #[tokio::test]
+async fn a_trap_names_the_functions_that_it_was_in() {
+    let guest = Guest {
+        module: "(func $open_the_door (call $turn_the_key)) (func $turn_the_key unreachable)",
+        on_message: "(call $open_the_door)",
+        ..Guest::default()
+    };
+    let trap = verdict("", guest).await.to_string();
+    assert!(trap.contains("; it was in turn_the_key, from open_the_door"), "{trap}");
+    let deep = verdict(
+        "",
+        Guest {
+            module: "(func $sink (param i32)
+                (if (i32.eqz (local.get 0)) (then unreachable))
+                (call $sink (i32.sub (local.get 0) (i32.const 1))))",
+            on_message: "(call $sink (i32.const 500))",
+            ..Guest::default()
+        },
+    )
+    .await
+    .to_string();
+    assert_eq!(deep.matches("sink").count(), 12, "{deep}");
+}
+
+#[tokio::test]
 async fn arguments_and_replies_are_bounded_whatever_memory_the_guest_has() {
     let log = Guest {
         module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#,

@@ -44,10 +44,8 @@ async fn a_turn_that_fails_leaves_nothing_but_its_log() {
     let error = host.ask("broken", "s", "go").await.expect_err("it traps").to_string();
     assert!(error.contains("it last logged: oh no"), "{error}");
     let logs = host.agents.logs("broken", 0, 10).await.expect("it is there");
-    assert_eq!(
-        (logs.len(), logs[0].level.as_str(), logs[0].message.as_str(), logs[0].turn),
-        (1, "error", "oh no", 1)
-    );
+    assert_eq!((logs[0].level.as_str(), logs[0].message.as_str(), logs[0].turn), ("error", "oh no", 1));
+    assert_eq!((logs.len(), logs[1].level.as_str(), &logs[1].message), (2, "error", &error));
     assert_eq!(host.agents.session("broken", "s").await.expect_err("no turn").code(), "session_not_found");
 
     host.deploy("count", "", counter()).await.expect("valid");

@@ -1,0 +1,194 @@
+//! What the host calls of a component: the exports of an agent, or the one of a plain WASI command.
+//!
+//! A component that exports `skep:agent/handler` is an agent; its other handlers are optional. One that exports only
+//! `wasi:cli/run` is a command: a message is its standard input, and what it prints is the reply.
+
+use crate::{
+    bindings::{alarm_handler, event_handler, handler, tool_handler, types},
+    capability::TurnContext,
+};
+use wasmtime::{
+    StoreContextMut,
+    component::{Accessor, Component, ComponentExportIndex, Instance, InstancePre},
+};
+
+const HANDLER: &str = "skep:agent/handler@0.1.0";
+const HANDLER_FUNCTIONS: [&str; 2] = ["describe", "on-message"];
+/// Any later 0.2 is found by this name too.
+const COMMAND: &str = "wasi:cli/run@0.2.0";
+
+/// A linked component.
+#[derive(Clone)]
+pub(crate) struct AgentPre {
+    pre: InstancePre<TurnContext>,
+    exports: Exports,
+}
+
+#[derive(Clone)]
+enum Exports {
+    Agent(Handlers),
+    /// The function `run`.
+    Command(ComponentExportIndex),
+}
+
+/// Of these, only `messages` has to be there.
+#[derive(Clone)]
+struct Handlers {
+    messages: handler::GuestIndices,
+    alarms: Option<alarm_handler::GuestIndices>,
+    events: Option<event_handler::GuestIndices>,
+    tools: Option<tool_handler::GuestIndices>,
+}
+
+/// An instance of an agent.
+pub(crate) struct Agent<'a> {
+    exports: &'a Exports,
+    instance: Instance,
+}
+
+/// An export that the agent does not have.
+#[derive(Debug, thiserror::Error)]
+#[error("the agent does not export {0}")]
+pub(crate) struct NoExport(&'static str);
+
+impl AgentPre {
+    pub(crate) fn new(pre: InstancePre<TurnContext>) -> Result<Self, String> {
+        let component = pre.component();
+        let exports = match (component.get_export_index(None, HANDLER), command(component)) {
+            (Some(handler), _) => {
+                check_handler(component, &handler)?;
+                let handlers = Handlers::find(&pre);
+                Exports::Agent(
+                    handlers.map_err(|error| format!("it does not export {HANDLER} as it is: {error:#}"))?,
+                )
+            }
+            (None, Some(run)) => Exports::Command(run),
+            (None, None) => {
+                return Err(format!(
+                    "it exports neither {HANDLER} nor wasi:cli/run of WASI 0.2; build it with skep-sdk, for the WIT \
+                     world skep:agent/agent, or as a WASI command"
+                ));
+            }
+        };
+        Ok(AgentPre { pre, exports })
+    }
+
+    /// It takes its message as a process does.
+    pub(crate) fn is_command(&self) -> bool {
+        matches!(self.exports, Exports::Command(_))
+    }
+
+    pub(crate) async fn instantiate(
+        &self,
+        store: StoreContextMut<'_, TurnContext>,
+    ) -> wasmtime::Result<Agent<'_>> {
+        Ok(Agent { exports: &self.exports, instance: self.pre.instantiate_async(store).await? })
+    }
+}
+
+fn command(component: &Component) -> Option<ComponentExportIndex> {
+    let interface = component.get_export_index(None, COMMAND)?;
+    component.get_export_index(Some(&interface), "run")
+}
+
+fn check_handler(component: &Component, handler: &ComponentExportIndex) -> Result<(), String> {
+    match HANDLER_FUNCTIONS.iter().find(|name| component.get_export_index(Some(handler), **name).is_none()) {
+        Some(function) => Err(format!("its export {HANDLER} lacks the function {function}")),
+        None => Ok(()),
+    }
+}
+
+impl Handlers {
+    fn find(pre: &InstancePre<TurnContext>) -> wasmtime::Result<Self> {
+        let has = |name: &str| pre.component().get_export_index(None, name).is_some();
+        Ok(Handlers {
+            messages: handler::GuestIndices::new(pre)?,
+            alarms: has("skep:agent/alarm-handler@0.1.0")
+                .then(|| alarm_handler::GuestIndices::new(pre))
+                .transpose()?,
+            events: has("skep:agent/event-handler@0.1.0")
+                .then(|| event_handler::GuestIndices::new(pre))
+                .transpose()?,
+            tools: has("skep:agent/tool-handler@0.1.0")
+                .then(|| tool_handler::GuestIndices::new(pre))
+                .transpose()?,
+        })
+    }
+}
+
+impl Agent<'_> {
+    pub(crate) async fn describe(
+        &self,
+        accessor: &Accessor<TurnContext>,
+    ) -> wasmtime::Result<handler::Description> {
+        match self.exports {
+            Exports::Agent(handlers) => {
+                let guest = accessor.with(|store| handlers.messages.load(store, &self.instance))?;
+                guest.call_describe(accessor).await
+            }
+            Exports::Command(_) => Ok(handler::Description {
+                description: "A WASI command: a message is its standard input, what it prints is the reply."
+                    .to_owned(),
+                tools: Vec::new(),
+            }),
+        }
+    }
+
+    pub(crate) async fn on_message(
+        &self,
+        accessor: &Accessor<TurnContext>,
+        message: handler::Message,
+    ) -> wasmtime::Result<Result<handler::Reply, types::AgentError>> {
+        let handlers = self.handlers(HANDLER)?;
+        let guest = accessor.with(|store| handlers.messages.load(store, &self.instance))?;
+        guest.call_on_message(accessor, message).await
+    }
+
+    pub(crate) async fn on_alarm(
+        &self,
+        accessor: &Accessor<TurnContext>,
+        alarm: alarm_handler::Alarm,
+    ) -> wasmtime::Result<Result<(), types::AgentError>> {
+        const NAME: &str = "skep:agent/alarm-handler";
+        let indices = self.handlers(NAME)?.alarms.as_ref().ok_or(NoExport(NAME))?;
+        let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+        guest.call_on_alarm(accessor, alarm).await
+    }
+
+    pub(crate) async fn on_event(
+        &self,
+        accessor: &Accessor<TurnContext>,
+        event: event_handler::Event,
+    ) -> wasmtime::Result<Result<(), types::AgentError>> {
+        const NAME: &str = "skep:agent/event-handler";
+        let indices = self.handlers(NAME)?.events.as_ref().ok_or(NoExport(NAME))?;
+        let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+        guest.call_on_event(accessor, event).await
+    }
+
+    pub(crate) async fn call_tool(
+        &self,
+        accessor: &Accessor<TurnContext>,
+        invocation: tool_handler::Invocation,
+    ) -> wasmtime::Result<Result<String, String>> {
+        const NAME: &str = "skep:agent/tool-handler";
+        let indices = self.handlers(NAME)?.tools.as_ref().ok_or(NoExport(NAME))?;
+        let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+        guest.call_call_tool(accessor, invocation).await
+    }
+
+    /// Runs the command. An exit with a status of its own comes back as a trap.
+    pub(crate) async fn run(&self, accessor: &Accessor<TurnContext>) -> wasmtime::Result<Result<(), ()>> {
+        let Exports::Command(run) = self.exports else { return Err(NoExport("wasi:cli/run").into()) };
+        let run = accessor.with(|store| self.instance.get_typed_func::<(), (Result<(), ()>,)>(store, run))?;
+        let (result,) = run.call_concurrent(accessor, ()).await?;
+        Ok(result)
+    }
+
+    fn handlers(&self, wanted: &'static str) -> Result<&Handlers, NoExport> {
+        match self.exports {
+            Exports::Agent(handlers) => Ok(handlers),
+            Exports::Command(_) => Err(NoExport(wanted)),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! A turn of a plain WASI command: the message is its standard input, what it prints is the reply.
+
+use super::{bounded, judge};
+use crate::{RuntimeError, capability::TurnContext, component::Deployed, engine::WasmEngine};
+use std::{sync::Arc, time::Instant};
+use wasmtime_wasi::I32Exit;
+
+/// What the command printed, if it exits with 0.
+pub(super) async fn run(
+    wasm: &WasmEngine,
+    agent: &Arc<Deployed>,
+    deadline: Instant,
+    stop: impl Future<Output = ()>,
+    mut context: TurnContext,
+    message: String,
+) -> (Result<String, RuntimeError>, TurnContext) {
+    context.as_command(message);
+    let limits = &agent.limits;
+    let (ended, mut context) =
+        bounded(wasm, &agent.pre, limits, deadline, stop, context, async |agent, accessor| {
+            agent.run(accessor).await
+        })
+        .await;
+    let status = match ended {
+        Ok(Ok(result)) => Ok(i32::from(result.is_err())),
+        Ok(Err(trap)) => match trap.downcast_ref() {
+            Some(I32Exit(status)) => Ok(*status),
+            None => Err(judge(limits, &mut context, trap)),
+        },
+        Err(stopped) => Err(stopped),
+    };
+    let printed = context.take_printed();
+    let result = status.and_then(|status| match status {
+        0 => printed.into_reply(),
+        status => Err(failed(status, printed.last_error())),
+    });
+    (result, context)
+}
+
+fn failed(status: i32, said: Option<&str>) -> RuntimeError {
+    let message = match said {
+        None => format!("it exited with status {status} and printed no reason on standard error"),
+        Some(reason) => format!("it exited with status {status}: {reason}"),
+    };
+    RuntimeError::AgentFailed { message }
+}
