@@ -17,7 +17,7 @@ use crate::replica::{Replica, Unsent};
 use crate::router::{Placement, Router};
 use crate::speculation::Speculation;
 use crate::stream::{self, EventReceiver, TokenStream};
-use crate::{Constraint, EngineError, GenerateRequest, Routing};
+use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing};
 
 /// Stands for defaults too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -235,6 +235,15 @@ impl Engine {
     pub fn problem(&self) -> Option<String> {
         let problems = self.shared.replicas.iter().map(|replica| replica.view().health.problem());
         problems.collect::<Option<Vec<_>>>()?.pop()
+    }
+
+    /// Sequences of this class that could begin now without waiting for others: for those who would rather come back
+    /// later than wait. None in an engine that drains.
+    pub fn room(&self, priority: Priority) -> usize {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.shared.replicas.iter().map(|replica| replica.room(priority)).sum()
     }
 
     pub fn replica_stats(&self) -> Vec<EngineStats> {

@@ -14,10 +14,10 @@ use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::mask_worker::MaskWorker;
 use crate::router::{ReplicaLoad, ReplicaView};
-use crate::scheduler::StepLimits;
+use crate::scheduler::{BACKGROUND_HEADROOM, StepLimits};
 use crate::speculation::Speculator;
 use crate::telemetry::Telemetry;
-use crate::{EngineError, EngineOptions, EngineStats, ModelInfo};
+use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
 
 /// Why a request did not reach the loop.
 pub(crate) enum Unsent {
@@ -50,6 +50,7 @@ impl Replica {
             telemetry: Telemetry::new(&info.name, index, limits.page_count),
             health: Arc::new(Health::default()),
             page_count: limits.page_count,
+            max_sequences: step.sequences,
         };
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
         let masks = MaskWorker::start(&format!("{index}-{}", info.name)).map_err(unstartable)?;
@@ -68,6 +69,25 @@ impl Replica {
 
     pub fn stats(&self) -> EngineStats {
         self.view.telemetry.stats()
+    }
+
+    /// Sequences of this class that could begin now without waiting for another one.
+    pub fn room(&self, priority: Priority) -> usize {
+        let ReplicaView { load, max_sequences, .. } = &self.view;
+        if self.view.health.problem().is_some() {
+            return 0;
+        }
+        let all = load.sequences();
+        match priority {
+            // Background work gives up its place.
+            Priority::Interactive => max_sequences.saturating_sub(all - load.background_sequences().min(all)),
+            Priority::Background => {
+                let kept_pages = self.view.page_count / BACKGROUND_HEADROOM;
+                let has_pages = self.view.telemetry.stats().pages_free > kept_pages;
+                // Beside others, the last place is kept for interactive work.
+                if has_pages { max_sequences.saturating_sub(all + usize::from(all > 0)) } else { 0 }
+            }
+        }
     }
 
     /// Hands a request, which has its place in the queue, to the loop.

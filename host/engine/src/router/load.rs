@@ -6,10 +6,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::Priority;
+
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaLoad {
     prefill_tokens: AtomicUsize,
     sequences: AtomicUsize,
+    background: AtomicUsize,
 }
 
 impl ReplicaLoad {
@@ -22,6 +25,11 @@ impl ReplicaLoad {
     pub fn sequences(&self) -> usize {
         self.sequences.load(Relaxed)
     }
+
+    /// Those of them that make room for the others.
+    pub fn background_sequences(&self) -> usize {
+        self.background.load(Relaxed)
+    }
 }
 
 /// What one request adds to the load of its replica; gone when dropped.
@@ -29,13 +37,17 @@ impl ReplicaLoad {
 pub(crate) struct LoadShare {
     load: Arc<ReplicaLoad>,
     prefill_tokens: usize,
+    priority: Priority,
 }
 
 impl LoadShare {
-    pub fn take(load: &Arc<ReplicaLoad>, prefill_tokens: usize) -> Self {
+    pub fn take(load: &Arc<ReplicaLoad>, prefill_tokens: usize, priority: Priority) -> Self {
         load.sequences.fetch_add(1, Relaxed);
+        if priority == Priority::Background {
+            load.background.fetch_add(1, Relaxed);
+        }
         load.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
-        LoadShare { load: load.clone(), prefill_tokens }
+        LoadShare { load: load.clone(), prefill_tokens, priority }
     }
 
     /// So many tokens are still to be computed before the next one can be sampled.
@@ -50,6 +62,9 @@ impl LoadShare {
 impl Drop for LoadShare {
     fn drop(&mut self) {
         self.set(0);
+        if self.priority == Priority::Background {
+            self.load.background.fetch_sub(1, Relaxed);
+        }
         self.load.sequences.fetch_sub(1, Relaxed);
     }
 }
@@ -61,13 +76,13 @@ mod tests {
     #[test]
     fn shares_add_up_shrink_and_go() {
         let load = Arc::new(ReplicaLoad::default());
-        let mut first = LoadShare::take(&load, 100);
-        let second = LoadShare::take(&load, 30);
+        let mut first = LoadShare::take(&load, 100, Priority::Interactive);
+        let second = LoadShare::take(&load, 30, Priority::Background);
         first.set(40);
-        assert_eq!((load.prefill_tokens(), load.sequences()), (70, 2));
+        assert_eq!((load.prefill_tokens(), load.sequences(), load.background_sequences()), (70, 2, 1));
         first.set(90);
         drop(second);
-        assert_eq!((load.prefill_tokens(), load.sequences()), (90, 1));
+        assert_eq!((load.prefill_tokens(), load.sequences(), load.background_sequences()), (90, 1, 0));
         drop(first);
         assert_eq!((load.prefill_tokens(), load.sequences()), (0, 0));
     }

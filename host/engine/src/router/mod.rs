@@ -53,6 +53,7 @@ pub(crate) struct ReplicaView {
     pub telemetry: Arc<Telemetry>,
     pub health: Arc<Health>,
     pub page_count: usize,
+    pub max_sequences: usize,
 }
 
 /// A place at a replica; dropping it gives the place back.
@@ -120,7 +121,7 @@ impl Router {
                         memory.sessions.settle(session, replica);
                     }
                     let computed = request.prompt.len() - candidates[replica].cached_tokens;
-                    let load = LoadShare::take(&view.load, computed);
+                    let load = LoadShare::take(&view.load, computed, request.priority);
                     view.telemetry.record_routed(reason.name());
                     return Ok(Placement { replica, queue, load });
                 }

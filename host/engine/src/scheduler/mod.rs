@@ -39,7 +39,7 @@ use waiting::Waiting;
 /// Output tokens that admission keeps room for, so that a sequence is not admitted only to be preempted.
 const RESERVE_TOKENS: usize = 64;
 /// Share of the pages, as a divisor, that background work leaves to interactive work.
-const BACKGROUND_HEADROOM: usize = 8;
+pub(crate) const BACKGROUND_HEADROOM: usize = 8;
 
 pub(crate) struct Scheduler {
     limits: StepLimits,

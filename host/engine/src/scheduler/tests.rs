@@ -39,6 +39,7 @@ impl Harness {
             telemetry: Telemetry::new("test", 0, pages),
             health: Arc::default(),
             page_count: pages,
+            max_sequences: sequences,
         };
         let limits = StepLimits {
             tokens,
@@ -76,7 +77,7 @@ impl Harness {
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
             place: self.view.telemetry.enter_queue(1000).unwrap(),
-            load: LoadShare::take(&self.view.load, request.prompt.len()),
+            load: LoadShare::take(&self.view.load, request.prompt.len(), request.priority),
             request,
         };
         self.streams.insert(id, stream);

@@ -29,6 +29,22 @@ async fn a_full_queue_refuses_with_an_estimate() {
 }
 
 #[tokio::test]
+async fn room_is_what_could_begin_at_once_and_background_work_leaves_a_place() {
+    let engine = engine_with(4096, EngineOptions { max_sequences: 3, ..EngineOptions::default() });
+    let room = || (engine.room(Priority::Interactive), engine.room(Priority::Background));
+    assert_eq!(room(), (3, 3));
+    let mut background = greedy("in the background", 400);
+    background.priority = Priority::Background;
+    let background = engine.generate(background).unwrap();
+    assert_eq!(room(), (3, 1), "background work gives up its place");
+    let interactive = engine.generate(greedy("in the foreground", 400)).unwrap();
+    assert_eq!(room(), (2, 0));
+    drop((background, interactive));
+    engine.drain(Duration::from_secs(60)).await;
+    assert_eq!(room(), (0, 0), "nothing begins in an engine that drains");
+}
+
+#[tokio::test]
 async fn dropping_a_stream_frees_its_pages() {
     let engine = engine();
     for _ in 0..4 {
