@@ -3,6 +3,8 @@
 //! Every field is optional and has the same default as without a file. A field that nobody knows is an error that
 //! names the nearest one, so that a misspelt limit is never silently none.
 
+mod ai;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use skep_runtime::{Limits, LimitsToml};
 use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
+pub use ai::AiConfig;
 
 /// The file as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -33,6 +36,7 @@ pub struct Config {
     pub limits: LimitsToml,
     pub runtime: RuntimeConfig,
     pub http: HttpConfig,
+    pub ai: AiConfig,
     pub telemetry: TelemetryConfig,
 }
 
@@ -205,6 +209,7 @@ impl Config {
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
         set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
+        self.ai.apply(options);
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");

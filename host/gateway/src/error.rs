@@ -14,11 +14,11 @@ use std::any::Any;
 /// An error that a client gets.
 #[derive(Debug)]
 pub struct ApiError {
-    status: StatusCode,
-    code: &'static str,
-    message: String,
-    param: Option<String>,
-    retry_after_ms: Option<u32>,
+    pub(crate) status: StatusCode,
+    pub(crate) code: &'static str,
+    pub(crate) message: String,
+    pub(crate) param: Option<String>,
+    pub(crate) retry_after_ms: Option<u32>,
 }
 
 impl ApiError {

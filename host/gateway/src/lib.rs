@@ -15,6 +15,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod workers_ai;
 
 use axum::{
     Router,
@@ -25,6 +26,7 @@ use axum::{
 };
 use skep_runtime::AgentHost;
 use std::{
+    collections::BTreeMap,
     future::{Future, IntoFuture},
     sync::{
         Arc,
@@ -46,6 +48,8 @@ pub struct GatewayOptions {
     pub max_component_bytes: usize,
     /// How long running requests may go on once the server is to stop.
     pub drain: Duration,
+    /// Other names of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
+    pub model_names: BTreeMap<String, String>,
     /// Links the span of a request to the caller's trace. `None`: each request is a trace of its own.
     pub remote_parent: Option<RemoteParent>,
 }
@@ -56,6 +60,7 @@ impl Default for GatewayOptions {
             max_body_bytes: 16 << 20,
             max_component_bytes: 64 << 20,
             drain: Duration::from_secs(30),
+            model_names: BTreeMap::new(),
             remote_parent: None,
         }
     }
@@ -150,6 +155,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", get(routes::turns::events))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))
+        .route("/ai/run/{*model}", post(routes::ai_run::run))
+        .route("/client/v4/accounts/{account}/ai/run/{*model}", post(routes::ai_run::run))
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
         .route("/healthz", get(routes::health::healthz))

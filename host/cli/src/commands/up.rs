@@ -58,6 +58,8 @@ All of its settings:
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
   [http]     max_body_bytes, drain_s
+  [ai]       models: what clients of /ai/run call a model, such as
+             models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
 
 Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
 OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]

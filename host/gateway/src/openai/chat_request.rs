@@ -9,7 +9,7 @@ use crate::ApiError;
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
-    Affinity,
+    Affinity, Constraint,
     chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
 };
 
@@ -144,6 +144,12 @@ impl ChatBody {
             affinity: affinity.clone(),
             ..ChatOptions::default()
         })
+    }
+
+    /// Whether the answer is to be JSON.
+    pub(crate) fn wants_json(&self) -> bool {
+        let constraint = self.output.as_ref().map(|form| &form.constraint);
+        matches!(constraint, Some(Constraint::JsonSchema(_) | Constraint::JsonObject))
     }
 
     /// The field that gives the form of the answer.

@@ -27,10 +27,20 @@ impl Fields {
         self.take(name)?.ok_or_else(|| ApiError::parameter(name, format!("`{name}` is missing")))
     }
 
+    /// Whether a field is there and says something.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// Puts a field where another shape has it.
+    pub(crate) fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_owned(), value);
+    }
+
     /// Refuses what would change the meaning of the answer and is not supported here.
     pub(crate) fn refuse(&self, unsupported: &[(&str, &str)]) -> Result<(), ApiError> {
         for (field, instead) in unsupported {
-            if self.0.get(*field).is_some_and(|value| !value.is_null()) {
+            if self.has(field) {
                 return Err(ApiError::parameter(*field, format!("{field} is not supported; {instead}")));
             }
         }

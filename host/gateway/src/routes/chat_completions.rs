@@ -17,8 +17,8 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use skep_engine::{
-    Engine, EngineError, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, chat},
+    Affinity, Engine, EngineError, TokenLogprob, Usage,
+    chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 
@@ -42,44 +42,80 @@ pub(super) fn engine_of(gateway: &Gateway, model: Option<&str>) -> Result<Engine
 
 async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> Result<Response, ApiError> {
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let affinity = headers::affinity(headers)?;
-    let messages = body.messages()?;
-    let options = (0..body.parameters.choices()?).map(|choice| body.options(choice, &affinity));
-    let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
-    let wants_logprobs = options[0].top_logprobs.is_some();
-    let is_quick =
-        body.text_bytes() <= QUICK_TEXT_BYTES && options[0].output.is_none() && options[0].tools.is_empty();
-    let (started, form_field) = (engine.clone(), body.form_field());
-    let mut choices = apart(is_quick, move || {
-        let chats = options.into_iter().map(|options| chat(&started, &messages, options));
-        chats
-            .collect::<Result<Vec<ChatStream>, EngineError>>()
-            .map_err(|error| ApiError::of_request(error, form_field))
-    })
-    .await?;
-    // A refusal is a status, not an event: wait for the first event before the answer begins.
-    let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-    let model = engine.info().name.clone();
-    if body.parameters.streams() {
-        let rest = choices.into_iter().enumerate();
+    let begun = Begun::start(engine, headers::affinity(headers)?, body).await?;
+    match body.parameters.streams() {
+        true => Ok(begun.stream(body.parameters.streams_usage())),
+        false => Ok(Json(begun.whole().await?).into_response()),
+    }
+}
+
+/// A completion that was admitted: what a client asked for wrongly, or what there is no room for, was refused before.
+pub(super) struct Begun {
+    pub engine: Engine,
+    /// Of choice 0.
+    pub first: ChatEvent,
+    pub choices: Vec<ChatStream>,
+    wants_logprobs: bool,
+}
+
+impl Begun {
+    pub(super) async fn start(
+        engine: Engine,
+        affinity: Affinity,
+        body: &ChatBody,
+    ) -> Result<Begun, ApiError> {
+        let messages = body.messages()?;
+        let options = (0..body.parameters.choices()?).map(|choice| body.options(choice, &affinity));
+        let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
+        let wants_logprobs = options[0].top_logprobs.is_some();
+        let is_quick = body.text_bytes() <= QUICK_TEXT_BYTES
+            && options[0].output.is_none()
+            && options[0].tools.is_empty();
+        let (started, form_field) = (engine.clone(), body.form_field());
+        let mut choices = apart(is_quick, move || {
+            let chats = options.into_iter().map(|options| chat(&started, &messages, options));
+            chats
+                .collect::<Result<Vec<ChatStream>, EngineError>>()
+                .map_err(|error| ApiError::of_request(error, form_field))
+        })
+        .await?;
+        // A refusal is a status, not an event: wait for the first event before the answer begins.
+        let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
+        Ok(Begun { engine, first, choices, wants_logprobs })
+    }
+
+    /// The answer as chunks.
+    pub(super) fn stream(self, sends_usage: bool) -> Response {
+        let model = self.engine.info().name.clone();
+        let rest = self.choices.into_iter().enumerate();
         let rest = rest.map(|(index, stream)| stream.map(move |event| (index, event)));
-        let events = stream::iter([(0, Ok(first))]).chain(stream::select_all(rest));
+        let events = stream::iter([(0, Ok(self.first))]).chain(stream::select_all(rest));
         let writer = ChunkWriter {
-            engine,
+            engine: self.engine,
             envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
             usage: Usage::default(),
-            sends_usage: body.parameters.streams_usage(),
+            sends_usage,
         };
-        return Ok(sse::respond(events, writer));
+        sse::respond(events, writer)
     }
-    let mut usage = Usage::default();
-    let mut answers = Vec::new();
-    for (index, stream) in choices.into_iter().enumerate() {
-        answers.push(whole_choice(&engine, index, stream, wants_logprobs, &mut usage).await?);
+
+    /// The whole answer.
+    pub(super) async fn whole(self) -> Result<Value, ApiError> {
+        let Begun { engine, choices, wants_logprobs, .. } = self;
+        let mut usage = Usage::default();
+        let mut answers = Vec::new();
+        for (index, stream) in choices.into_iter().enumerate() {
+            answers.push(whole_choice(&engine, index, stream, wants_logprobs, &mut usage).await?);
+        }
+        Ok(completion(&engine.info().name, answers, &usage))
     }
-    let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(answers);
-    answer["usage"] = usage_json(&usage);
-    Ok(Json(answer).into_response())
+}
+
+/// A whole answer with these choices.
+fn completion(model: &str, choices: Vec<Value>, usage: &Usage) -> Value {
+    let mut answer = Envelope::new("chatcmpl", "chat.completion", model).with_choices(choices);
+    answer["usage"] = usage_json(usage);
+    answer
 }
 
 async fn whole_choice(
@@ -95,23 +131,24 @@ async fn whole_choice(
             ChatEvent::Text { logprobs, .. } => scored.extend(entries(engine, &logprobs)),
             ChatEvent::Finished(outcome) => {
                 usage.add(&outcome.usage);
-                let mut message = json!({"role": "assistant", "content": outcome.text});
-                if !outcome.tool_calls.is_empty() {
-                    message["tool_calls"] = outcome.tool_calls.iter().map(tool_call_json).collect();
-                    if outcome.text.is_empty() {
-                        message["content"] = Value::Null;
-                    }
-                }
-                let finish = finish_reason(outcome.finish);
                 let logprobs = if wants_logprobs { json!({"content": scored}) } else { Value::Null };
-                return Ok(
-                    json!({"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs}),
-                );
+                return Ok(choice(index, &outcome.text, &outcome.tool_calls, outcome.finish, logprobs));
             }
             _ => {}
         }
     }
     Err(EngineError::Cancelled.into())
+}
+
+fn choice(index: usize, text: &str, tool_calls: &[ToolCall], finish: ChatFinish, logprobs: Value) -> Value {
+    let mut message = json!({"role": "assistant", "content": text});
+    if !tool_calls.is_empty() {
+        message["tool_calls"] = tool_calls.iter().map(tool_call_json).collect();
+        if text.is_empty() {
+            message["content"] = Value::Null;
+        }
+    }
+    json!({"index": index, "message": message, "finish_reason": finish_reason(finish), "logprobs": logprobs})
 }
 
 fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<Value> {

@@ -8,3 +8,4 @@ mod fixture;
 mod streaming;
 mod streams;
 mod turns;
+mod workers_ai;

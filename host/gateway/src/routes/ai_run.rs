@@ -1,0 +1,105 @@
+//! `/ai/run/{model}`: inference as Workers AI has it, answered in its schema or in OpenAI's.
+
+use super::chat_completions::Begun;
+use crate::{
+    ApiError, Gateway, body, headers,
+    openai::fields::Fields,
+    sse,
+    workers_ai::{
+        failure::Failure,
+        native::{self, NativeWriter},
+        request::{RunRequest, Schema},
+        success,
+    },
+};
+use axum::{
+    Json,
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use serde::Deserialize;
+use skep_engine::{Engine, EngineError, Priority, chat::ChatEvent};
+
+/// Options that may stand in the query or in the body's `options`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct RunOptions {
+    /// Refuse rather than wait until there is room.
+    reject_if_busy: bool,
+}
+
+/// The path's last part, whatever stands before it.
+#[derive(Deserialize)]
+pub(crate) struct ModelPath {
+    model: String,
+}
+
+pub(crate) async fn run(
+    State(gateway): State<Gateway>,
+    Path(ModelPath { model }): Path<ModelPath>,
+    in_query: Result<Query<RunOptions>, QueryRejection>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, Failure> {
+    let Query(in_query) = in_query.map_err(|rejection| {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", rejection.body_text())
+    })?;
+    let engine = engine_of(&gateway, &model)?;
+    let mut fields: Fields = body::parse(&body::read(request, &gateway).await?)?;
+    let in_body = fields.take::<RunOptions>("options")?.unwrap_or_default();
+    let at_top = fields.take("rejectIfBusy")?.unwrap_or(false);
+    let rejects_if_busy = in_query.reject_if_busy || in_body.reject_if_busy || at_top;
+    let RunRequest { schema, body } = RunRequest::read(fields)?;
+    if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
+        return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
+    }
+    let begun = Begun::start(engine, headers::affinity(&headers)?, &body).await?;
+    match (schema, body.parameters.streams()) {
+        (Schema::OpenAi, true) => Ok(begun.stream(body.parameters.streams_usage())),
+        (Schema::OpenAi, false) => Ok(Json(success(begun.whole().await?)).into_response()),
+        (Schema::Native, true) => Ok(native_stream(begun)),
+        (Schema::Native, false) => native_whole(begun, body.wants_json()).await,
+    }
+}
+
+/// What a client is told to wait that would not wait for room.
+const RETRY_AFTER_MS: u32 = 1_000;
+
+/// The engine that a path names: by the operator's other names for models, by its own, or by its own behind a vendor
+/// (`@cf/vendor/model`).
+fn engine_of(gateway: &Gateway, path: &str) -> Result<Engine, ApiError> {
+    let models = gateway.host.models();
+    let name = gateway.options.model_names.get(path).map_or(path, String::as_str);
+    if name == "default" {
+        return Ok(models.default_engine().clone());
+    }
+    let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next());
+    if let Ok(engine) = models.get(Some(bare.unwrap_or(name))) {
+        return Ok(engine);
+    }
+    let known: Vec<&str> = models.iter().map(|engine| engine.info().name.as_str()).collect();
+    let message = format!(
+        "no such model {:?}; there are: {}; `[ai.models]` in skep.toml gives one of them another name",
+        path.chars().take(80).collect::<String>(),
+        known.join(", ")
+    );
+    Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message))
+}
+
+async fn native_whole(begun: Begun, is_json: bool) -> Result<Response, Failure> {
+    let Begun { mut choices, .. } = begun;
+    let outcome = choices.remove(0).outcome().await.map_err(ApiError::from)?;
+    if outcome.cut_off {
+        return Err(ApiError::from(EngineError::Truncated).into());
+    }
+    let result = native::result(&outcome.text, &outcome.tool_calls, &outcome.usage, is_json);
+    Ok(Json(success(result)).into_response())
+}
+
+fn native_stream(begun: Begun) -> Response {
+    let Begun { first, mut choices, .. } = begun;
+    let events = stream::iter([Ok::<ChatEvent, EngineError>(first)]).chain(choices.remove(0));
+    sse::respond(events, NativeWriter)
+}

@@ -1,0 +1,169 @@
+//! `/ai/run/{model}`: shapes, streams and errors of Workers AI.
+
+use super::fixture::{Answer, Server};
+use crate::GatewayOptions;
+use serde_json::{Value, json};
+use skep_engine::{Engine, GenerateRequest, TokenStream};
+
+const RUN: &str = "/ai/run/tiny";
+
+fn prompt(extra: Value) -> Value {
+    let mut body =
+        json!({"prompt": "hello, is it you?", "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// The result of an envelope that says that all went well.
+pub fn result(answer: &Answer) -> Value {
+    let mut envelope = answer.json();
+    assert_eq!(answer.status, 200, "{envelope}");
+    assert_eq!(
+        (&envelope["success"], &envelope["errors"], &envelope["messages"]),
+        (&json!(true), &json!([]), &json!([]))
+    );
+    envelope["result"].take()
+}
+
+/// The status and the one error of an envelope that says that it did not.
+pub fn failure(answer: &Answer) -> (u16, Value) {
+    let mut envelope = answer.json();
+    assert_eq!((&envelope["success"], &envelope["result"]), (&json!(false), &Value::Null), "{envelope}");
+    assert_eq!(envelope["errors"].as_array().unwrap().len(), 1);
+    (answer.status.as_u16(), envelope["errors"][0].take())
+}
+
+#[tokio::test]
+async fn a_prompt_and_a_chat_are_answered_in_the_envelope() {
+    let server = Server::start().await;
+    let first = result(&server.ok(RUN, &prompt(json!({}))).await);
+    assert!(first["response"].is_string() && first.get("choices").is_none(), "{first}");
+    assert_eq!(first["usage"]["completion_tokens"], 8);
+    let mut chat = prompt(json!({"messages": [{"role": "user", "content": "hello, is it you?"}]}));
+    chat.as_object_mut().unwrap().remove("prompt");
+    let account = "/client/v4/accounts/0123/ai/run/@cf/someone/tiny";
+    for path in [RUN, "/ai/run/default", "/ai/run/@cf/meta/tiny", account] {
+        assert_eq!(result(&server.ok(path, &chat).await)["response"], first["response"], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_operator_gives_models_other_names() {
+    let model_names = [("@cf/meta/llama-3.1-8b-instruct".to_owned(), "tiny".to_owned())].into();
+    let server = Server::with(GatewayOptions { model_names, ..GatewayOptions::default() }).await;
+    result(&server.ok("/ai/run/@cf/meta/llama-3.1-8b-instruct", &prompt(json!({}))).await);
+    let (status, error) = failure(&server.post("/ai/run/@cf/meta/llama-2", &prompt(json!({}))).await);
+    assert_eq!((status, &error["code"]), (400, &json!(5007)));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("@cf/meta/llama-2") && message.contains("tiny"), "{message}");
+}
+
+#[tokio::test]
+async fn openai_s_schema_is_answered_in_openai_s_inside_the_envelope() {
+    let server = Server::start().await;
+    let body = json!({"model": "x", "messages": [{"role": "user", "content": "hello, is it you?"}],
+                      "max_completion_tokens": 8, "temperature": 0, "ignore_eos": true});
+    let answer = result(&server.ok(RUN, &body).await);
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("chat.completion"), &json!("tiny")));
+    let native = result(&server.ok(RUN, &prompt(json!({}))).await);
+    assert_eq!(answer["choices"][0]["message"]["content"], native["response"]);
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let chunks = server.ok(RUN, &streamed).await.chunks();
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk"), "{chunks:?}");
+}
+
+#[tokio::test]
+async fn a_native_stream_is_the_whole_answer_in_pieces() {
+    let server = Server::start().await;
+    let whole = result(&server.ok(RUN, &prompt(json!({}))).await);
+    let chunks = server.ok(RUN, &prompt(json!({"stream": true}))).await.chunks();
+    let said: String = chunks.iter().map(|chunk| chunk["response"].as_str().unwrap()).collect();
+    assert_eq!(whole["response"], said.as_str());
+    assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 8);
+    assert!(chunks.len() > 2, "{chunks:?}");
+}
+
+#[tokio::test]
+async fn json_is_told_as_json_and_calls_have_their_arguments_as_json() {
+    let server = Server::start().await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                        "additionalProperties": false});
+    let form = json!({"response_format": {"type": "json_schema", "json_schema": schema}, "ignore_eos": false,
+                      "max_tokens": 60});
+    let answer = result(&server.ok(RUN, &prompt(form.clone())).await);
+    assert!(answer["response"]["ok"].is_boolean(), "{answer}");
+    let mut cut = form;
+    cut["max_tokens"] = json!(2);
+    let (status, error) = failure(&server.post(RUN, &prompt(cut.clone())).await);
+    assert_eq!((status, &error["code"]), (422, &json!(5024)), "half an object is an error");
+    cut["stream"] = json!(true);
+    let streamed = server.ok(RUN, &prompt(cut)).await.text;
+    assert!(streamed.contains("\"code\":5024") && !streamed.contains("[DONE]"), "{streamed}");
+
+    let tools = json!([{"name": "weather", "description": "The weather.", "parameters":
+        {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": false}}]);
+    let calling =
+        prompt(json!({"tools": tools, "tool_choice": "required", "ignore_eos": false, "max_tokens": 200,
+               "parallel_tool_calls": null}));
+    let answer = result(&server.ok(RUN, &calling).await);
+    assert_eq!(answer["tool_calls"][0]["name"], "weather", "{answer}");
+    assert!(answer["tool_calls"][0]["arguments"]["days"].is_u64(), "{answer}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_has_its_number_and_names_its_field() {
+    let server = Server::with(GatewayOptions { max_body_bytes: 65_536, ..GatewayOptions::default() }).await;
+    let long = "x".repeat(20_000);
+    for (body, status, code, pointer) in [
+        (json!({}), 400, 5006, json!("prompt")),
+        (json!({"messages": [{"role": "wizard", "content": "x"}]}), 400, 5006, json!("messages[0].role")),
+        (prompt(json!({"temperature": "hot"})), 400, 5006, json!("temperature")),
+        (prompt(json!({"options": {"rejectIfBusy": 7}})), 400, 5006, json!("options.rejectIfBusy")),
+        (prompt(json!({"lora": "mine"})), 405, 5005, json!("lora")),
+        (prompt(json!({"prompt": long})), 400, 5021, Value::Null),
+        (prompt(json!({"prompt": "x".repeat(70_000)})), 413, 3006, Value::Null),
+    ] {
+        let (found, error) = failure(&server.post(RUN, &body).await);
+        assert_eq!((found, &error["code"], &error["source"]["pointer"]), (status, &json!(code), &pointer));
+    }
+    let (status, error) = failure(&server.post("/ai/run/tiny?rejectIfBusy=maybe", &prompt(json!({}))).await);
+    assert_eq!((status, &error["code"]), (400, &json!(5006)));
+}
+
+/// As many sequences as the engine runs at once, so that a further one has to wait.
+async fn occupy(engine: &Engine) -> Vec<TokenStream> {
+    let mut streams = Vec::new();
+    while engine.room(skep_engine::Priority::Interactive) > 0 {
+        let mut request = GenerateRequest::new(vec![65; 8]);
+        request.max_tokens = Some(300);
+        request.ignore_eos = true;
+        streams.push(engine.generate(request).unwrap());
+    }
+    streams
+}
+
+#[tokio::test]
+async fn a_busy_model_is_waited_for_unless_the_client_would_rather_not() {
+    let server = Server::start().await;
+    let streams = occupy(&server.engine).await;
+    for (path, body) in [
+        ("/ai/run/tiny?rejectIfBusy=true", prompt(json!({}))),
+        (RUN, prompt(json!({"rejectIfBusy": true}))),
+        (RUN, prompt(json!({"options": {"rejectIfBusy": true}}))),
+    ] {
+        let answer = server.post(path, &body).await;
+        assert!(answer.headers.contains_key("retry-after"));
+        let (status, error) = failure(&answer);
+        assert_eq!((status, &error["code"]), (429, &json!(3040)));
+        assert_eq!(error["message"], "Capacity temporarily exceeded, please try again.");
+    }
+    let body = prompt(json!({}));
+    let waiting = server.post(RUN, &body);
+    let free = async {
+        tokio::task::yield_now().await;
+        drop(streams);
+    };
+    let (answer, ()) = tokio::join!(waiting, free);
+    result(&answer);
+}

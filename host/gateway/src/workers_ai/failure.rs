@@ -1,0 +1,69 @@
+//! Errors in the envelope, with the numbers and statuses that Workers AI gives them. An error that it has no number for
+//! has its HTTP status as its number.
+
+use crate::ApiError;
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+/// An error on the routes of Workers AI.
+#[derive(Debug)]
+pub(crate) struct Failure(ApiError);
+
+impl Failure {
+    pub(crate) fn body(&self) -> Value {
+        json!({"result": null, "success": false, "errors": [error_json(&self.0)], "messages": []})
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        Failure(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let (status, body) = (numbered(&self.0).1, self.body());
+        let mut response = self.0.into_response();
+        *response.status_mut() = status;
+        let (mut parts, _) = response.into_parts();
+        parts.headers.remove(axum::http::header::CONTENT_LENGTH);
+        (parts, Json(body)).into_response()
+    }
+}
+
+/// One entry of `errors`.
+pub(crate) fn error_json(error: &ApiError) -> Value {
+    let (number, _) = numbered(error);
+    let message = match number {
+        BUSY => "Capacity temporarily exceeded, please try again.",
+        _ => &error.message,
+    };
+    let mut entry = json!({"code": number, "message": message});
+    if let Some(param) = &error.param {
+        entry["source"] = json!({"pointer": param});
+    }
+    entry
+}
+
+/// The number and the HTTP status of an error.
+pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
+    match error.code {
+        "busy" | "mailbox_full" | "too_many_turns" => (BUSY, StatusCode::TOO_MANY_REQUESTS),
+        "body_too_large" => (3006, StatusCode::PAYLOAD_TOO_LARGE),
+        "body_timeout" | "deadline_exceeded" => (3007, StatusCode::REQUEST_TIMEOUT),
+        "cancelled" => (3008, StatusCode::REQUEST_TIMEOUT),
+        "lora_unsupported" => (5005, StatusCode::METHOD_NOT_ALLOWED),
+        "invalid_value" | "invalid_json" | "schema_invalid" => (5006, StatusCode::BAD_REQUEST),
+        "model_not_found" | "agent_not_found" => (5007, StatusCode::BAD_REQUEST),
+        "context_length_exceeded" => (5021, StatusCode::BAD_REQUEST),
+        "truncated" => (5024, StatusCode::UNPROCESSABLE_ENTITY),
+        _ => (error.status.as_u16(), error.status),
+    }
+}
+
+const BUSY: u16 = 3040;

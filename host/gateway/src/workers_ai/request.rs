@@ -1,0 +1,115 @@
+//! What a client of Workers AI sends: `prompt` or `messages` with parameters, in its schema or in OpenAI's.
+//!
+//! The rule: a body with a field that only OpenAI's schema has is answered in OpenAI's, any other in Workers AI's own.
+
+use crate::{
+    ApiError,
+    openai::{chat_request::ChatBody, fields::Fields},
+};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+/// Fields by which a client shows that it speaks OpenAI's schema.
+const ONLY_OPENAI: &[&str] = &[
+    "model",
+    "max_completion_tokens",
+    "n",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "parallel_tool_calls",
+    "user",
+];
+const UNSUPPORTED: &[(&str, &str)] =
+    &[("functions", "use tools"), ("image", "this model reads text"), ("audio", "this model reads text")];
+/// As Workers AI has it.
+const DEFAULT_MAX_TOKENS: u32 = 256;
+
+/// Which schema an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schema {
+    /// `{"response": …}`
+    Native,
+    /// `{"choices": […]}`
+    OpenAi,
+}
+
+/// One inference as its client sent it.
+#[derive(Debug)]
+pub(crate) struct RunRequest {
+    pub schema: Schema,
+    pub body: ChatBody,
+}
+
+impl RunRequest {
+    pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        if fields.has("lora") {
+            let message = "`lora`: this model does not support LoRA inference; leave it out";
+            let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "lora_unsupported", message);
+            return Err(ApiError { param: Some("lora".to_owned()), ..error });
+        }
+        if fields.take("raw")?.unwrap_or(false) {
+            let message = "raw is not supported; /v1/completions continues a text as it is";
+            return Err(ApiError::parameter("raw", message));
+        }
+        if ONLY_OPENAI.iter().any(|field| fields.has(field)) {
+            return Ok(RunRequest { schema: Schema::OpenAi, body: ChatBody::read(fields)? });
+        }
+        fields.refuse(UNSUPPORTED)?;
+        match (fields.take::<String>("prompt")?, fields.has("messages")) {
+            (Some(_), true) => {
+                return Err(ApiError::parameter("prompt", "give `prompt` or `messages`, not both"));
+            }
+            (Some(prompt), false) => {
+                fields.put("messages", json!([{"role": "user", "content": prompt}]));
+            }
+            (None, true) => {}
+            (None, false) => {
+                return Err(ApiError::parameter("prompt", "`prompt` or `messages` is missing"));
+            }
+        }
+        if !fields.has("max_tokens") {
+            fields.put("max_tokens", Value::from(DEFAULT_MAX_TOKENS));
+        }
+        Ok(RunRequest { schema: Schema::Native, body: ChatBody::read(fields)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<RunRequest, ApiError> {
+        RunRequest::read(serde_json::from_value(value).unwrap())
+    }
+
+    #[test]
+    fn a_field_that_only_openai_has_asks_for_its_schema() {
+        let messages = json!([{"role": "user", "content": "x"}]);
+        for (body, schema) in [
+            (json!({"prompt": "x"}), Schema::Native),
+            (json!({"messages": messages, "tools": [], "temperature": 0.5, "stream": true}), Schema::Native),
+            (json!({"messages": messages, "n": null}), Schema::Native),
+            (json!({"messages": messages, "model": "m"}), Schema::OpenAi),
+            (json!({"messages": messages, "max_completion_tokens": 7}), Schema::OpenAi),
+        ] {
+            assert_eq!(read(body.clone()).unwrap().schema, schema, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (body, param) in [
+            (json!({}), "prompt"),
+            (json!({"prompt": "x", "messages": []}), "prompt"),
+            (json!({"prompt": 7}), "prompt"),
+            (json!({"prompt": "x", "lora": "mine"}), "lora"),
+            (json!({"prompt": "x", "raw": true}), "raw"),
+            (json!({"prompt": "x", "functions": []}), "functions"),
+            (json!({"prompt": "x", "max_tokens": "many"}), "max_tokens"),
+            (json!({"prompt": "x", "model": "m"}), "messages"),
+        ] {
+            assert_eq!(read(body.clone()).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
+    }
+}
