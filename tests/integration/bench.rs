@@ -61,6 +61,24 @@ fn a_server_that_is_not_there_is_an_error_of_its_own() {
     assert_eq!((output.status.code(), report), (Some(3), Value::Null));
 }
 
+#[test]
+fn every_kind_of_damage_is_stopped_by_its_own_limit() {
+    let (output, report) = bench(&["neighbours", "--turns", "100", "--attackers", "1"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stopped_by = [
+        ("endless loops", "limit cpu_ms"),
+        ("allocation bombs", "limit memory_mb"),
+        ("deep recursion", "agent_trapped"),
+        ("handle leaks", "limit resources"),
+    ];
+    for (damage, by) in stopped_by {
+        let beside = report["beside"].as_array().unwrap().iter().find(|beside| beside["damage"] == damage);
+        let ended = beside.unwrap()["ended"].as_object().unwrap();
+        assert_eq!(ended.keys().collect::<Vec<_>>(), [by], "{damage}");
+    }
+    assert!(report["alone"]["p99_us"].as_f64().unwrap() > 0.0);
+}
+
 /// Reads a request with its body.
 fn read_request(connection: &mut BufReader<TcpStream>) {
     let mut body_bytes = 0;

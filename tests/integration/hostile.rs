@@ -77,6 +77,50 @@ async fn a_flood_of_log_lines_is_cut_and_a_crowd_of_resources_bounded() {
 }
 
 #[tokio::test]
+async fn a_stream_that_nobody_reads_holds_nothing_up_and_leaves_nothing() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("hoard", "hoard", "[limits]\nturn_ms = 60000").await.0, 201);
+    let (status, answer) = host.message("hoard", "reply", "reply").await;
+    assert_eq!((status, &answer["text"]), (200, &json!("kept")));
+    let (status, answer) = host.message("hoard", "wait", "wait").await;
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = host.message("hoard", "trap", "trap").await;
+    assert!(status >= 500, "{answer}");
+    assert_eq!(answer["error"]["code"], "agent_trapped", "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("broke after Some("), "{answer}");
+    assert_eq!(host.get("/v1/agents/hoard/sessions/trap").await.0, 404, "nothing of it was committed");
+}
+
+#[tokio::test]
+async fn nothing_of_another_session_or_agent_can_be_seen() {
+    let host = shared();
+    for agent in ["peek-one", "peek-two"] {
+        assert_eq!(host.deploy_guest("peek", agent, "").await.0, 201);
+    }
+    assert_eq!(host.message("peek-one", "victim", "hide secret").await.0, 200);
+    for (agent, session) in [("peek-one", "attacker"), ("peek-two", "victim")] {
+        for key in [
+            "secret",
+            "../victim/secret",
+            "victim/secret",
+            "peek-one/victim/secret",
+            "%",
+            "victim\u{0}secret",
+        ] {
+            let (status, answer) = host.message(agent, session, &format!("look {key}")).await;
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(
+                answer["data"],
+                json!({"value": null, "keys": [], "messages": 0}),
+                "{agent}/{session}"
+            );
+        }
+    }
+    let (_, own) = host.message("peek-one", "victim", "look secret").await;
+    assert_eq!(own["data"]["value"], "mine", "{own}");
+}
+
+#[tokio::test]
 async fn components_that_are_none_are_refused_with_a_reason() {
     let host = shared();
     let truncated = guest("noop")[..500].to_vec();

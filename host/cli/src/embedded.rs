@@ -13,11 +13,26 @@ static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
 static CONCIERGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../examples/concierge");
 
-/// The agent of [`unpack_noop`]: paths and texts.
-const NOOP: [(&str, &str); 2] = [
-    ("Cargo.toml", include_str!("../templates/noop/Cargo.toml.in")),
-    ("src/lib.rs", include_str!("../templates/noop/lib.rs.in")),
-];
+/// An agent for measuring: its name, and the texts of its two files.
+pub struct BenchAgent {
+    name: &'static str,
+    cargo_toml: &'static str,
+    lib_rs: &'static str,
+}
+
+/// Does no inference, for measuring everything else.
+pub static NOOP: BenchAgent = BenchAgent {
+    name: "noop",
+    cargo_toml: include_str!("../templates/noop/Cargo.toml.in"),
+    lib_rs: include_str!("../templates/noop/lib.rs.in"),
+};
+
+/// Takes all it can get.
+pub static HOSTILE: BenchAgent = BenchAgent {
+    name: "hostile",
+    cargo_toml: include_str!("../templates/hostile/Cargo.toml.in"),
+    lib_rs: include_str!("../templates/hostile/lib.rs.in"),
+};
 
 /// Makes the unpacked folders one workspace, with the example in it.
 const WORKSPACE: &str =
@@ -49,10 +64,10 @@ impl SourceTree {
     }
 }
 
-/// An agent that does no inference, for measuring everything else. Its folder, with a dependency on `tree`'s SDK.
-pub fn unpack_noop(tree: &SourceTree) -> Result<PathBuf> {
-    let dir = places::cache_subdir("bench")?.join("noop");
-    for (path, text) in NOOP {
+/// The folder of an agent for measuring, with a dependency on `tree`'s SDK.
+pub fn unpack_bench_agent(agent: &BenchAgent, tree: &SourceTree) -> Result<PathBuf> {
+    let dir = places::cache_subdir("bench")?.join(agent.name);
+    for (path, text) in [("Cargo.toml", agent.cargo_toml), ("src/lib.rs", agent.lib_rs)] {
         write_if_changed(&dir.join(path), &text.replace("{{sdk}}", &toml_path(&tree.sdk())))?;
     }
     Ok(dir)

@@ -5,13 +5,17 @@ mod engine;
 mod interference;
 mod invoke;
 mod load;
+mod neighbours;
 mod routing;
 mod runtime;
+mod stand;
 mod target;
+
+use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::embedded::{self, SourceTree};
+use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
@@ -21,6 +25,7 @@ pub enum Command {
     Engine(engine::Args),
     Invoke(invoke::Args),
     Runtime(runtime::Args),
+    Neighbours(neighbours::Args),
     Agents(agents::Args),
     Interference(interference::Args),
     Routing(routing::Args),
@@ -32,6 +37,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Engine(args) => tokio::task::block_in_place(|| engine::run(&args)),
         Command::Invoke(args) => invoke::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
+        Command::Neighbours(args) => neighbours::run(args).await,
         Command::Agents(args) => agents::run(args).await,
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,
@@ -39,13 +45,20 @@ pub async fn run(command: Command) -> Result<()> {
     }
 }
 
-/// The component of an agent that does no inference.
-fn build_noop() -> Result<Vec<u8>> {
+/// The component of an agent for measuring.
+fn build_agent(agent: &BenchAgent) -> Result<Vec<u8>> {
     tokio::task::block_in_place(|| {
-        let dir = embedded::unpack_noop(&SourceTree::locate()?)?;
+        let dir = embedded::unpack_bench_agent(agent, &SourceTree::locate()?)?;
         let built = guest_build::build(&BuildRequest { dir, target: GuestTarget::Library }, &Terminal)?;
         Ok(built.component)
     })
+}
+
+/// In microseconds, in order.
+fn sorted_us(times: Vec<Duration>) -> Vec<f64> {
+    let mut us: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+    us.sort_by(f64::total_cmp);
+    us
 }
 
 /// The value below which `share` of the sorted `values` lie (nearest rank).

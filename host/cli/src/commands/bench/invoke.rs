@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::{super::out, build_noop, percentile};
+use super::{super::out, build_agent, percentile};
 use crate::catalog;
 use crate::client::Client;
+use crate::embedded::NOOP;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, ServerOptions};
 
@@ -54,7 +55,7 @@ struct Report {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let component = build_noop()?;
+    let component = build_agent(&NOOP)?;
     let options = ServerOptions {
         listen: ([127, 0, 0, 1], 0).into(),
         data: args.data.clone().map_or(DataDir::InMemory, DataDir::Path),

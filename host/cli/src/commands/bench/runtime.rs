@@ -2,21 +2,16 @@
 //!
 //! Everything runs in this process, without HTTP and without inference, on a database in a temporary folder.
 
-use std::num::NonZeroUsize;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
-use skep_engine::ModelSet;
-use skep_runtime::{AgentHost, Invocation, Manifest, Origin, RuntimeOptions};
-use skep_store::{Durability, Store};
+use skep_runtime::{AgentHost, RuntimeOptions};
 use tokio::task::JoinSet;
 
-use super::{super::out, build_noop, median, percentile};
+use super::{super::out, build_agent, median, percentile, sorted_us, stand};
 use crate::catalog;
-use crate::progress::Terminal;
-use crate::server;
+use crate::embedded::NOOP;
 
 const AGENT: &str = "bench-noop";
 /// Instances that are alive at the same time.
@@ -87,15 +82,16 @@ struct Memory {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let component = build_noop()?;
-    let engine = tokio::task::block_in_place(|| {
-        server::open_engine(&args.model, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
-    })?;
-    let models = ModelSet::new(engine);
+    let component = build_agent(&NOOP)?;
+    let models = stand::models(&args.model)?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let start = async |name: &str, max_sessions_loaded: usize| {
-        let dir = folder.path().join(name);
-        start(&dir, models.clone(), max_sessions_loaded).await
+        let options = RuntimeOptions {
+            max_sessions_loaded,
+            max_instances: CROWDS[CROWDS.len() - 1],
+            ..RuntimeOptions::default()
+        };
+        stand::start(&folder.path().join(name), models.clone(), options).await
     };
 
     let mut cold_ms = Vec::new();
@@ -140,23 +136,9 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
-async fn start(dir: &Path, models: ModelSet, max_sessions_loaded: usize) -> Result<AgentHost> {
-    std::fs::create_dir_all(dir)?;
-    let store = Store::open(&dir.join("skep.db"), Durability::Process).await?;
-    let options = RuntimeOptions {
-        artifact_dir: Some(dir.join("artifacts")),
-        max_sessions_loaded,
-        max_instances: CROWDS[CROWDS.len() - 1],
-        ..RuntimeOptions::default()
-    };
-    Ok(AgentHost::start(store, models, options).await?)
-}
-
 async fn deploy(host: &AgentHost, component: &[u8]) -> Result<f64> {
-    let manifest = Manifest::from_toml(&format!("name = \"{AGENT}\""))?;
-    let component = component.to_vec();
     let started = Instant::now();
-    host.deploy(manifest, component, "bench").await?;
+    stand::deploy(host, &format!("name = \"{AGENT}\""), component).await?;
     Ok(started.elapsed().as_secs_f64() * 1_000.0)
 }
 
@@ -225,18 +207,7 @@ async fn turns_of(host: &AgentHost, kind: Kind, session: &str, turns: u32) -> Re
 }
 
 async fn turn(host: &AgentHost, session: &str) -> Result<String> {
-    let invocation = Invocation {
-        principal: "bench".to_owned(),
-        agent: AGENT.to_owned(),
-        session: session.to_owned(),
-        text: "ping".to_owned(),
-        data: None,
-        origin: Origin::Direct,
-        deadline: None,
-        idempotency_key: None,
-        detached: false,
-    };
-    Ok(host.invoke(invocation).await?.outcome().await?.text)
+    Ok(stand::turn(host, AGENT, session, "ping").await?)
 }
 
 async fn memory_of_instances(host: &AgentHost) -> Result<f64> {
@@ -270,12 +241,6 @@ fn resident_bytes() -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kilobytes * 1024.0)
-}
-
-fn sorted_us(times: Vec<Duration>) -> Vec<f64> {
-    let mut us: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
-    us.sort_by(f64::total_cmp);
-    us
 }
 
 fn for_people(report: &Report) -> Result<()> {

@@ -1,0 +1,49 @@
+//! A host without HTTP, whose agents are measured where they run.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use anyhow::Result;
+use skep_engine::ModelSet;
+use skep_runtime::{AgentHost, Invocation, Manifest, Origin, RuntimeError, RuntimeOptions};
+use skep_store::{Durability, Store};
+
+use crate::progress::Terminal;
+use crate::server;
+
+/// The model that the host has, though nothing asks it.
+pub fn models(name: &str) -> Result<ModelSet> {
+    let engine = tokio::task::block_in_place(|| {
+        server::open_engine(name, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
+    })?;
+    Ok(ModelSet::new(engine))
+}
+
+/// A host whose data lies in `dir`.
+pub async fn start(dir: &Path, models: ModelSet, options: RuntimeOptions) -> Result<AgentHost> {
+    std::fs::create_dir_all(dir)?;
+    let store = Store::open(&dir.join("skep.db"), Durability::Process).await?;
+    let options = RuntimeOptions { artifact_dir: Some(dir.join("artifacts")), ..options };
+    Ok(AgentHost::start(store, models, options).await?)
+}
+
+pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Result<()> {
+    host.deploy(Manifest::from_toml(manifest)?, component.to_vec(), "bench").await?;
+    Ok(())
+}
+
+/// The reply of one turn.
+pub async fn turn(host: &AgentHost, agent: &str, session: &str, text: &str) -> Result<String, RuntimeError> {
+    let invocation = Invocation {
+        principal: "bench".to_owned(),
+        agent: agent.to_owned(),
+        session: session.to_owned(),
+        text: text.to_owned(),
+        data: None,
+        origin: Origin::Direct,
+        deadline: None,
+        idempotency_key: None,
+        detached: false,
+    };
+    Ok(host.invoke(invocation).await?.outcome().await?.text)
+}
