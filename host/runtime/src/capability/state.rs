@@ -4,11 +4,16 @@
 //! a turn that fails leaves no trace.
 
 use super::TurnContext;
-use crate::bindings::state::{Host, StateError};
+use crate::{
+    Limits,
+    bindings::state::{Host, StateError},
+};
 use skep_store::StateChange;
 use std::{collections::BTreeMap, ops::Bound, sync::Arc};
 
-pub(crate) const MAX_KEY_BYTES: usize = 256;
+const MAX_KEY_BYTES: usize = 256;
+/// Of one value. A larger one is a file, and a file belongs somewhere else.
+const MAX_VALUE_BYTES: usize = 256 << 10;
 const MAX_KEYS_LISTED: u32 = 10_000;
 
 /// Committed values of a session, by key.
@@ -78,25 +83,13 @@ impl StateView {
     }
 
     pub(crate) fn set(&mut self, key: String, value: Vec<u8>) -> Result<(), StateError> {
-        if key.is_empty() {
-            return Err(StateError::InvalidKey("a key must not be empty".into()));
-        }
-        if key.len() > MAX_KEY_BYTES {
-            let size = key.len();
-            return Err(StateError::InvalidKey(format!(
-                "a key has {size} bytes; {MAX_KEY_BYTES} are allowed"
-            )));
-        }
+        check_key(&key).map_err(StateError::InvalidKey)?;
         let replaced = self.get(&key).map_or(0, |old| key.len() + old.len());
         let bytes = self.bytes - replaced + key.len() + value.len();
         if bytes > self.quota_bytes {
-            return Err(StateError::QuotaExceeded(format!(
-                "the session's state would have {bytes} bytes, {} over the limit of {}; `state_kb` under [limits] \
-                 in agent.toml sets it",
-                bytes - self.quota_bytes,
-                self.quota_bytes
-            )));
+            return Err(StateError::QuotaExceeded(over_quota(bytes, self.quota_bytes)));
         }
+        check_value(&key, &value).map_err(StateError::QuotaExceeded)?;
         self.bytes = bytes;
         self.writes.insert(key, Some(value));
         Ok(())
@@ -134,6 +127,42 @@ impl StateView {
         let changed = self.writes.iter().filter(|(key, value)| self.committed.get(*key) != value.as_ref());
         changed.map(|(key, value)| StateChange { key: key.clone(), value: value.clone() }).collect()
     }
+}
+
+/// What is wrong with a state that comes from elsewhere, if something is.
+pub(crate) fn check(state: &State, limits: &Limits) -> Result<(), String> {
+    let (mut bytes, quota_bytes) = (0, limits.state_kb as usize * 1024);
+    for (key, value) in state {
+        check_key(key)?;
+        check_value(key, value)?;
+        bytes += key.len() + value.len();
+    }
+    if bytes > quota_bytes { Err(over_quota(bytes, quota_bytes)) } else { Ok(()) }
+}
+
+fn check_key(key: &str) -> Result<(), String> {
+    match key.len() {
+        0 => Err("a key must not be empty".into()),
+        1..=MAX_KEY_BYTES => Ok(()),
+        size => Err(format!("a key has {size} bytes; {MAX_KEY_BYTES} are allowed")),
+    }
+}
+
+fn check_value(key: &str, value: &[u8]) -> Result<(), String> {
+    match value.len() {
+        0..=MAX_VALUE_BYTES => Ok(()),
+        size => Err(format!(
+            "the value of {key:?} has {size} bytes; {MAX_VALUE_BYTES} are allowed: divide it among several keys"
+        )),
+    }
+}
+
+fn over_quota(bytes: usize, quota_bytes: usize) -> String {
+    format!(
+        "the session's state would have {bytes} bytes, {} over the limit of {quota_bytes}; `state_kb` under [limits] in \
+         agent.toml sets it",
+        bytes - quota_bytes
+    )
 }
 
 /// Brings the committed values up to date after a commit.
@@ -192,6 +221,32 @@ mod tests {
         state.set("b".into(), vec![0; 100]).expect("there is room again");
         for key in [String::new(), "k".repeat(MAX_KEY_BYTES + 1)] {
             assert!(matches!(state.set(key, vec![]), Err(StateError::InvalidKey(_))));
+        }
+    }
+
+    #[test]
+    fn a_value_has_a_bound_of_its_own() {
+        let mut state = StateView::new(Arc::default(), 1_024);
+        state.set("full".into(), vec![0; MAX_VALUE_BYTES]).expect("exactly as much as is allowed");
+        let over = state.set("over".into(), vec![0; MAX_VALUE_BYTES + 1]).expect_err("a byte too many");
+        let StateError::QuotaExceeded(message) = over else { panic!("{over:?}") };
+        assert!(message.contains("\"over\" has 262145 bytes") && message.contains("divide it"), "{message}");
+        assert_eq!(state.get("over"), None);
+    }
+
+    #[test]
+    fn a_state_from_elsewhere_keeps_the_same_bounds() {
+        let limits = Limits { state_kb: 1, ..Limits::default() };
+        let state = |key: &str, bytes| State::from([(key.to_owned(), vec![0; bytes])]);
+        check(&state("k", 1_023), &limits).expect("exactly full");
+        for (state, expected) in [
+            (state("k", 1_024), "1 over the limit of 1024"),
+            (state("", 1), "must not be empty"),
+            (state(&"k".repeat(257), 1), "257 bytes"),
+            (state("k", MAX_VALUE_BYTES + 1), "divide it"),
+        ] {
+            let message = check(&state, &limits).expect_err(expected);
+            assert!(message.contains(expected), "{message}");
         }
     }
 }
