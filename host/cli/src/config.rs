@@ -4,6 +4,7 @@
 //! names the nearest one, so that a misspelt limit is never silently none.
 
 mod ai;
+mod sessions;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -19,6 +20,7 @@ use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
+use sessions::SessionsConfig;
 
 /// The file as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -35,6 +37,7 @@ pub struct Config {
     /// Ceilings: an agent gets the smaller of its own limit and this one.
     pub limits: LimitsToml,
     pub runtime: RuntimeConfig,
+    pub sessions: SessionsConfig,
     pub http: HttpConfig,
     pub ai: AiConfig,
     pub telemetry: TelemetryConfig,
@@ -210,6 +213,7 @@ impl Config {
         set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
         set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
         self.ai.apply(options);
+        self.sessions.apply(options)?;
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");

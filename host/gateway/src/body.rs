@@ -26,7 +26,15 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for JsonBody<T> {
 
 /// The bytes of a body, or why there are none.
 pub(crate) async fn read(request: Request, gateway: &Gateway) -> Result<Bytes, ApiError> {
-    let limit = gateway.options.max_body_bytes;
+    read_within(gateway.options.max_body_bytes, request, gateway).await
+}
+
+/// The same with a bound of its own, which the route's layer must have too.
+pub(crate) async fn read_within(
+    limit: usize,
+    request: Request,
+    gateway: &Gateway,
+) -> Result<Bytes, ApiError> {
     let too_large = || {
         let message = format!("the body is larger than {limit} bytes, which is what this server accepts");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)

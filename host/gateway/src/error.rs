@@ -124,15 +124,16 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::AgentNotFound { .. }
             | RuntimeError::SessionNotFound { .. }
             | RuntimeError::VersionNotFound { .. }
+            | RuntimeError::ConversationNotFound { .. }
             | RuntimeError::TurnNotFound { .. } => StatusCode::NOT_FOUND,
-            RuntimeError::Route { .. } => StatusCode::CONFLICT,
+            RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
-            RuntimeError::InvalidMessage { .. } | RuntimeError::ToolFailed { .. } => {
-                StatusCode::UNPROCESSABLE_ENTITY
-            }
+            RuntimeError::InvalidMessage { .. }
+            | RuntimeError::InvalidSession { .. }
+            | RuntimeError::ToolFailed { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             RuntimeError::Cancelled => CLIENT_CLOSED,

@@ -21,7 +21,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
-    routing::{get, post},
+    routing::{get, post, put},
     serve::ListenerExt,
 };
 use skep_runtime::AgentHost;
@@ -145,9 +145,17 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
         .route(
             "/v1/agents/{agent}/sessions/{session}",
-            get(routes::sessions::show).delete(routes::sessions::delete),
+            get(routes::sessions::show).delete(routes::sessions::delete).merge(
+                put(routes::session_exports::import)
+                    .layer(DefaultBodyLimit::max(routes::session_exports::MAX_BYTES)),
+            ),
         )
-        .route("/v1/agents/{agent}/sessions/{session}/messages", post(routes::messages::send))
+        .route(
+            "/v1/agents/{agent}/sessions/{session}/messages",
+            get(routes::sessions::messages).post(routes::messages::send),
+        )
+        .route("/v1/agents/{agent}/sessions/{session}/fork", post(routes::sessions::fork))
+        .route("/v1/agents/{agent}/sessions/{session}/export", get(routes::session_exports::export))
         .route(
             "/v1/agents/{agent}/sessions/{session}/turns/{turn}",
             get(routes::turns::show).delete(routes::turns::cancel),

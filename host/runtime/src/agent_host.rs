@@ -4,21 +4,22 @@
 //! done by `component` (deploying) and `session` (turns).
 
 mod deployments;
+mod expiry;
 mod services;
+mod sessions;
 mod turns;
 
 pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
-    AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions, SessionDetail,
-    SessionId, SessionSummary,
-    capability::{StoredConversation, total_usage},
-    session::{Command, SessionKey, Sessions, decode_conversation},
+    AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions,
+    session::Sessions,
 };
+use expiry::Expiry;
 use skep_engine::ModelSet;
-use skep_store::{LogRow, SessionRow, Store};
+use skep_store::{LogRow, Store};
 use std::{sync::Arc, time::Duration};
-use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 const MAX_PAGE: u32 = 1_000;
 
@@ -34,6 +35,9 @@ struct Inner {
     max_agents: usize,
     /// One deployment at a time is put into force.
     deploying: tokio::sync::Mutex<()>,
+    expiry: Expiry,
+    /// Ended with the host.
+    _background: JoinSet<()>,
 }
 
 impl AgentHost {
@@ -49,7 +53,17 @@ impl AgentHost {
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
-        let inner = Inner { services, sessions, max_agents: options.max_agents, deploying };
+        let expiry = Expiry::new(&services, &sessions, options.session_ttl);
+        let mut background = JoinSet::new();
+        background.spawn(expiry.clone().run());
+        let inner = Inner {
+            services,
+            sessions,
+            max_agents: options.max_agents,
+            deploying,
+            expiry,
+            _background: background,
+        };
         let host = AgentHost { inner: Arc::new(inner) };
         host.resume_turns(None).await?;
         Ok(host)
@@ -80,57 +94,6 @@ impl AgentHost {
         services.store.delete_agent(name).await?;
         tracing::info!(agent = name, "deleted");
         Ok(())
-    }
-
-    /// In the order of their ids, those after `after`.
-    pub async fn sessions(
-        &self,
-        agent: &str,
-        after: Option<&str>,
-        limit: u32,
-    ) -> Result<Vec<SessionSummary>, RuntimeError> {
-        self.inner.services.known(agent)?;
-        let rows = self.inner.services.store.sessions(agent, after, limit.min(MAX_PAGE)).await?;
-        Ok(rows.into_iter().map(session_summary).collect())
-    }
-
-    /// As it was last committed.
-    pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
-        self.inner.services.known(agent)?;
-        let snapshot = self.inner.services.store.session(agent, session).await?;
-        let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;
-        let mut conversations: Vec<StoredConversation> = Vec::new();
-        for row in &snapshot.conversations {
-            let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
-                message: format!(
-                    "conversation {:?} of session {agent}/{session} is unreadable: {error}",
-                    row.name
-                ),
-            })?;
-            conversations.push(conversation);
-        }
-        let state_bytes = snapshot.state.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum();
-        Ok(SessionDetail {
-            summary: session_summary(snapshot.row),
-            messages: conversations.iter().flat_map(|one| one.transcript.messages().to_vec()).collect(),
-            usage: total_usage(conversations.iter()),
-            state_keys: snapshot.state.into_iter().map(|(key, _)| key).collect(),
-            state_bytes,
-        })
-    }
-
-    /// Removes a session with its state and conversations, after the turns that wait in it.
-    pub async fn delete_session(&self, agent: &str, session: &str) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        services.known(agent)?;
-        SessionId::new(session)?;
-        let (answer, deleted) = oneshot::channel();
-        let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        self.inner.sessions.send(services, key, Command::Delete(answer))?;
-        match deleted.await.map_err(|_ended| RuntimeError::Cancelled)?? {
-            true => Ok(()),
-            false => Err(session_not_found(agent, session)),
-        }
     }
 
     /// Lines with an id over `after_id`, oldest first; with an `after_id` of 0 or less, the newest ones.
@@ -167,19 +130,6 @@ impl AgentHost {
             tracing::warn!("turns still run at the end of the drain; they are cancelled");
         }
         self.inner.sessions.end_all().await;
-    }
-}
-
-fn session_not_found(agent: &str, session: &str) -> RuntimeError {
-    RuntimeError::SessionNotFound { agent: agent.to_owned(), session: session.to_owned() }
-}
-
-fn session_summary(row: SessionRow) -> SessionSummary {
-    SessionSummary {
-        id: row.session,
-        turns: row.turns,
-        created_at_ms: row.created_at_ms,
-        updated_at_ms: row.updated_at_ms,
     }
 }
 

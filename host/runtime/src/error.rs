@@ -13,6 +13,12 @@ pub enum RuntimeError {
     AgentNotFound { name: String, known: Vec<String> },
     #[error("agent {agent:?} has no session {session:?}")]
     SessionNotFound { agent: String, session: String },
+    #[error("agent {agent:?} has a session {session:?} already; delete it first, or take another name")]
+    SessionExists { agent: String, session: String },
+    #[error("the session cannot be imported: {message}")]
+    InvalidSession { message: String },
+    #[error("session {agent}/{session} has no conversation {name:?}; there {}", one_of(.known))]
+    ConversationNotFound { agent: String, session: String, name: String, known: Vec<String> },
     #[error(
         "agent {agent:?} has no {}; version {in_force} is in force, and there {}", wanted_version(.wanted), one_of(.known)
     )]
@@ -79,6 +85,9 @@ impl RuntimeError {
         match self {
             Self::AgentNotFound { .. } => "agent_not_found",
             Self::SessionNotFound { .. } => "session_not_found",
+            Self::SessionExists { .. } => "session_exists",
+            Self::InvalidSession { .. } => "invalid_session",
+            Self::ConversationNotFound { .. } => "conversation_not_found",
             Self::VersionNotFound { .. } => "version_not_found",
             Self::TurnNotFound { .. } => "turn_not_found",
             Self::TurnFailed { code, .. } => code,

@@ -27,8 +27,10 @@ mod measure;
 pub mod metric;
 mod name;
 mod options;
+mod portable;
 mod route;
 mod session;
+mod session_policy;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -45,10 +47,12 @@ pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;
+pub use portable::{PortableConversation, PortableSession};
 pub use route::{Route, RouteMatch};
+pub use session_policy::SessionsToml;
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use summary::{
-    AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, SessionDetail, SessionSummary,
-    ToolDefinition, TurnDetail, TurnPhase,
+    AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
+    SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };

@@ -3,7 +3,7 @@
 //! Deny by default: what is not granted is denied, and a field that nobody knows is an error that names the nearest
 //! one, so that a misspelt grant or limit is never silently another.
 
-use crate::{AgentName, LimitsToml, RuntimeError, route::Route};
+use crate::{AgentName, LimitsToml, RuntimeError, SessionsToml, route::Route};
 use serde::{Deserialize, Serialize};
 
 /// More than any honest manifest has.
@@ -29,6 +29,8 @@ pub struct Manifest {
     pub grants: Grants,
     #[serde(default)]
     pub limits: LimitsToml,
+    #[serde(default, skip_serializing_if = "SessionsToml::is_default")]
+    pub sessions: SessionsToml,
 }
 
 /// How the component is built. For the command line.
@@ -86,6 +88,7 @@ impl Manifest {
 
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
         self.limits.check()?;
+        self.sessions.check()?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
         let routes = &self.trigger.http;
         if routes.len() > MAX_ROUTES {
@@ -167,6 +170,8 @@ clocks = true
 [limits]
 memory_mb = 32
 tokens_per_turn = 512
+[sessions]
+ttl_h = 720
 "#;
 
     #[test]
@@ -195,6 +200,8 @@ tokens_per_turn = 512
             ("name = \"a\"\n[limits]\nmemory_mib = 1", "did you mean `memory_mb`?"),
             ("name = \"a\"\n[limits]\ncpu_ms = -1", "line 3"),
             ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it may be 1 to 4096"),
+            ("name = \"a\"\n[sessions]\nttl_h = 0", "it may be 1 to"),
+            ("name = \"a\"\n[session]\nttl_h = 1", "did you mean `sessions`?"),
             ("name = \"A b\"", "an agent's name has"),
             ("model = \"x\"", "name"),
             ("name = \"a\"\nmodel = \"\"", "leave it out"),

@@ -13,6 +13,8 @@ pub struct RuntimeOptions {
     pub max_session_bytes: usize,
     /// How long a session stays in memory without a turn.
     pub session_idle: Duration,
+    /// How long a session is kept after its last turn; an agent may ask for less. `None`: for as long as the agent does.
+    pub session_ttl: Option<Duration>,
     /// Messages that wait in one session while a turn runs.
     pub mailbox: usize,
     /// Limits in force are the smaller of these and those of `agent.toml`.
@@ -38,6 +40,7 @@ impl Default for RuntimeOptions {
             max_sessions_loaded: 10_000,
             max_session_bytes: 256 << 20,
             session_idle: Duration::from_secs(600),
+            session_ttl: None,
             mailbox: 64,
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,

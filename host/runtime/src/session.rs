@@ -11,7 +11,7 @@ mod turn;
 mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Standing};
-pub(crate) use actor::{Command, decode_conversation};
+pub(crate) use actor::{Answer, Command, decode_conversation};
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use turn::{StoredFailure, TurnRequest};
 

@@ -81,6 +81,15 @@ pub struct SessionDetail {
     pub state_bytes: u64,
 }
 
+/// Messages of one conversation, as it was last committed.
+#[derive(Clone, Debug)]
+pub struct MessagePage {
+    /// Of the whole conversation.
+    pub total: u64,
+    /// With their numbers; 1 is the conversation's first.
+    pub messages: Vec<(u64, ChatMessage)>,
+}
+
 /// A turn, open or ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnDetail {

@@ -8,6 +8,8 @@
 
 mod agents;
 mod artifacts;
+mod copies;
+mod erasure;
 mod error;
 mod journal;
 mod logs;
@@ -23,6 +25,7 @@ mod writer;
 
 pub use agents::{AgentRow, VersionRow};
 pub use artifacts::ArtifactRow;
+pub use copies::{Existing, Fork};
 pub use error::StoreError;
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogRow};

@@ -125,25 +125,56 @@ impl Store {
         Ok(rows.iter().map(session_row).collect())
     }
 
-    /// Removes a session with its state, conversations and ended turns. Whether it was there.
-    pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
-        let failed = || StoreError::while_it("deleted a session");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let deleted = query("DELETE FROM sessions WHERE agent = ? AND session = ?")
+    /// One conversation of a session, or `None` if there is no such one.
+    pub async fn conversation(
+        &self,
+        agent: &str,
+        session: &str,
+        name: &str,
+    ) -> Result<Option<ConversationRow>, StoreError> {
+        let row = query("SELECT name, body FROM conversations WHERE agent = ? AND session = ? AND name = ?")
             .bind(agent)
             .bind(session)
-            .execute(&mut *transaction)
+            .bind(name)
+            .fetch_optional(&self.readers)
             .await
-            .map_err(failed())?
-            .rows_affected();
-        query("DELETE FROM turns WHERE agent = ? AND session = ? AND ended_at_ms IS NOT NULL")
-            .bind(agent)
-            .bind(session)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(deleted > 0)
+            .map_err(StoreError::while_it("read a conversation"))?;
+        Ok(row.map(|row| ConversationRow { name: row.get(0), body: row.get(1) }))
+    }
+
+    /// The names of a session's conversations, in order. `None` if no turn of it was committed.
+    pub async fn conversation_names(
+        &self,
+        agent: &str,
+        session: &str,
+    ) -> Result<Option<Vec<String>>, StoreError> {
+        let rows = query(
+            "SELECT name FROM sessions LEFT JOIN conversations USING (agent, session)
+             WHERE agent = ? AND session = ? ORDER BY name",
+        )
+        .bind(agent)
+        .bind(session)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed conversations"))?;
+        let names = rows.iter().filter_map(|row| row.get(0)).collect();
+        Ok((!rows.is_empty()).then_some(names))
+    }
+
+    /// What a session takes: the bytes of its keys, values and conversations. `None` if no turn of it was committed.
+    pub async fn session_bytes(&self, agent: &str, session: &str) -> Result<Option<u64>, StoreError> {
+        let row = query(
+            "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(key AS BLOB)) + LENGTH(value)), 0) FROM state
+                     WHERE agent = ?1 AND session = ?2)
+                  + (SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversations WHERE agent = ?1 AND session = ?2)
+             FROM sessions WHERE agent = ?1 AND session = ?2",
+        )
+        .bind(agent)
+        .bind(session)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(StoreError::while_it("measured a session"))?;
+        Ok(row.map(|row| row.get::<i64, _>(0) as u64))
     }
 
     /// What the turn with this key answered, if one was committed.
@@ -238,7 +269,7 @@ pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommi
     logs::insert(connection, agent, session, *turn, &commit.logs).await
 }
 
-fn session_row(row: &SqliteRow) -> SessionRow {
+pub(crate) fn session_row(row: &SqliteRow) -> SessionRow {
     SessionRow {
         session: row.get(0),
         turns: row.get::<i64, _>(1) as u64,

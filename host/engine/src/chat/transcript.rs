@@ -94,6 +94,33 @@ impl Transcript {
         }
     }
 
+    /// What is wrong with a transcript that comes from elsewhere, if something is: its tokens must be ones of the model of
+    /// `engine`, fit into its context, and spell the text that they are said to be.
+    pub fn check(&self, engine: &Engine) -> Result<(), String> {
+        let (info, tokenizer) = (engine.info(), engine.tokenizer());
+        let (count, limit) = (self.tokens.len(), info.context_length);
+        if count > limit {
+            return Err(format!("it has {count} tokens; the context of {} has {limit}", info.name));
+        }
+        let is_known = |id: u32| (id as usize) < info.vocabulary_size && tokenizer.token_bytes(id).is_some();
+        if let Some(id) = self.tokens.iter().find(|id| !is_known(**id)) {
+            return Err(format!("token {id} is none of {}", info.name));
+        }
+        // The text may leave out the token with which every prompt begins.
+        let spelt = match (self.tokens.split_first(), info.bos) {
+            (Some((first, rest)), Some(bos)) if info.add_bos && *first == bos => {
+                let whole = tokenizer.decode(&[bos], false);
+                if self.rendered.starts_with(&whole) { &self.tokens } else { rest }
+            }
+            _ => &self.tokens,
+        };
+        let decoded = tokenizer.decode(spelt, false);
+        if !letters(&decoded).eq(letters(&self.rendered)) {
+            return Err("its tokens do not spell the text that is rendered".to_owned());
+        }
+        Ok(())
+    }
+
     /// Ids of the last assistant message's calls that no tool message answers yet.
     pub fn needs_tool_results(&self) -> Vec<String> {
         let Some(last) = self.messages.iter().rposition(|message| message.role == Role::Assistant) else {
@@ -163,6 +190,11 @@ impl Transcript {
         };
         Ok(Prompt { text: rendering.text, tokens })
     }
+}
+
+/// What tells two texts apart that were tokens: some tokenizers add blanks, and bytes that are no text have no one spelling.
+fn letters(text: &str) -> impl Iterator<Item = char> {
+    text.chars().filter(|c| !c.is_whitespace() && *c != char::REPLACEMENT_CHARACTER)
 }
 
 #[cfg(test)]
@@ -306,6 +338,25 @@ mod tests {
         restored.clear();
         assert!(restored.messages().is_empty() && restored.tokens().is_empty());
         assert!(restored.usage().completion_tokens > 0);
+    }
+
+    #[tokio::test]
+    async fn a_transcript_from_elsewhere_is_checked_against_the_model() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &["one"]);
+        let mut transcript = Transcript::new();
+        transcript.check(&engine).expect("an empty one is right");
+        transcript.push(ChatMessage::user("a<|im_end|>"));
+        turn(&mut transcript, &engine, ChatOptions::default()).await;
+        transcript.check(&engine).expect("it is this model's");
+        let wrong = |change: fn(&mut Transcript)| {
+            let mut changed = transcript.clone();
+            change(&mut changed);
+            changed.check(&engine).expect_err("it was changed")
+        };
+        assert!(wrong(|t| t.tokens.push(320)).contains("token 320 is none of scripted"));
+        assert!(wrong(|t| t.tokens = vec![5; 4097]).contains("4097 tokens"));
+        assert!(wrong(|t| t.tokens.truncate(3)).contains("do not spell"));
+        assert!(wrong(|t| t.rendered.push('!')).contains("do not spell"));
     }
 
     #[tokio::test]

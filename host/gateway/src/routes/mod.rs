@@ -7,6 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod health;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod session_exports;
 pub(crate) mod sessions;
 pub(crate) mod triggers;
 pub(crate) mod turns;

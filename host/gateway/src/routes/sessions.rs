@@ -1,11 +1,12 @@
-//! `/v1/agents/{agent}/sessions`: what an agent's sessions hold.
+//! `/v1/agents/{agent}/sessions`: what an agent's sessions hold, copies of them, and their end.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, openai};
+use crate::{ApiError, Gateway, body::JsonBody, openai};
 use axum::{
     Json,
     extract::{Path, Query, State},
-    http::StatusCode,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -42,6 +43,64 @@ pub(crate) async fn show(
     value["state_keys"] = json!(detail.state_keys);
     value["state_bytes"] = json!(detail.state_bytes);
     Ok(Json(value))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct MessagesQuery {
+    /// The conversation's name; without it: `main`.
+    conversation: Option<String>,
+    /// Messages whose number is over this one.
+    after: Option<u64>,
+    limit: Option<u32>,
+}
+
+/// A page of one conversation's messages, with their numbers.
+pub(crate) async fn messages(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+    Query(query): Query<MessagesQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = page_limit(query.limit)?;
+    let conversation = query.conversation.as_deref().unwrap_or("main");
+    let page = gateway.host.messages(&agent, &session, conversation, query.after.unwrap_or(0), limit).await?;
+    let has_more = page.messages.last().is_some_and(|(number, _)| *number < page.total);
+    let messages = page.messages.iter().map(|(number, message)| {
+        let mut value = message_json(message);
+        value["number"] = json!(number);
+        value
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "data": messages.collect::<Vec<_>>(),
+        "total": page.total,
+        "has_more": has_more,
+    })))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fork {
+    /// The id of the copy; there must be no session of this id.
+    session: String,
+}
+
+pub(crate) async fn fork(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+    JsonBody(Fork { session: to }): JsonBody<Fork>,
+) -> Result<Response, ApiError> {
+    let summary = gateway.host.fork_session(&agent, &session, &to).await?;
+    Ok(created(&agent, &summary))
+}
+
+/// The answer to what made a session.
+pub(super) fn created(agent: &str, session: &SessionSummary) -> Response {
+    let mut response = (StatusCode::CREATED, Json(summary_json(session))).into_response();
+    // Names of agents and sessions are plain ASCII.
+    if let Ok(path) = HeaderValue::from_str(&format!("/v1/agents/{agent}/sessions/{}", session.id)) {
+        response.headers_mut().insert(header::LOCATION, path);
+    }
+    response
 }
 
 pub(crate) async fn delete(

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod drain;
 mod fixture;
+mod sessions;
 mod streaming;
 mod streams;
 mod turns;

@@ -10,7 +10,7 @@ use wit_parser::Resolve;
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
 /// Replies with the message's own text.
-fn echo() -> Vec<u8> {
+pub(super) fn echo() -> Vec<u8> {
     let mut module = wat::parse_str(
         r#"(module
             (memory (export "memory") 1)

@@ -14,6 +14,7 @@ use std::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -153,6 +154,16 @@ impl Services {
     /// Whether it was there.
     pub(super) fn remove(&self, name: &str) -> bool {
         self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some()
+    }
+
+    /// How long sessions are kept, of the agents whose sessions are not kept for ever.
+    pub(super) fn session_ttls(&self, ceiling: Option<Duration>) -> Vec<(String, Duration)> {
+        let agents = self.read();
+        let ttls = agents.iter().filter_map(|(name, slot)| {
+            let asked = slot.ready().map(|agent| agent.manifest.sessions).unwrap_or_default();
+            Some((name.clone(), asked.ttl_within(ceiling)?))
+        });
+        ttls.collect()
     }
 
     pub(super) fn ready(&self) -> Vec<Arc<Deployed>> {

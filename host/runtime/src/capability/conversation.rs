@@ -123,17 +123,8 @@ impl ConversationSet {
     }
 
     fn check_new(&self, name: &str) -> Result<(), Error> {
-        if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            let message =
-                format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len());
-            return Err(Error::InvalidArgument(message));
-        }
         let fresh = self.opened.keys().filter(|name| !self.committed.contains_key(*name)).count();
-        if self.committed.len() + fresh >= MAX_CONVERSATIONS {
-            let message = format!("a session may have {MAX_CONVERSATIONS} conversations");
-            return Err(Error::InvalidArgument(message));
-        }
-        Ok(())
+        check_name(name, self.committed.len() + fresh).map_err(Error::InvalidArgument)
     }
 }
 
@@ -200,7 +191,7 @@ impl Conversation {
     }
 
     fn new(engine: Engine, transcript: Transcript) -> Self {
-        let text_bytes = transcript.messages().iter().map(|message| message.content.len()).sum();
+        let text_bytes = text_bytes(transcript.messages());
         let inner = Inner { transcript, changed: false, phase: Phase::Open, text_bytes };
         Conversation { engine, inner: Arc::new(Mutex::new(inner)) }
     }
@@ -225,11 +216,7 @@ impl Inner {
     fn make_room(&mut self, bytes: usize) -> Result<(), Error> {
         let messages = self.transcript.messages().len();
         if messages >= MAX_MESSAGES || self.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
-            return Err(Error::InvalidArgument(format!(
-                "the conversation has {messages} messages of {} bytes; {MAX_MESSAGES} messages of {MAX_TEXT_BYTES} \
-                 bytes are allowed",
-                self.text_bytes
-            )));
+            return Err(Error::InvalidArgument(too_long(messages, self.text_bytes)));
         }
         self.text_bytes += bytes;
         Ok(())
@@ -254,6 +241,37 @@ impl Drop for Generating {
     fn drop(&mut self) {
         self.0.lock().phase = Phase::Open;
     }
+}
+
+/// What is wrong with a conversation that comes from elsewhere, if something is: the session has `others` already.
+pub(crate) fn check_conversation(name: &str, others: usize, messages: &[ChatMessage]) -> Result<(), String> {
+    check_name(name, others)?;
+    let bytes = text_bytes(messages);
+    if messages.len() > MAX_MESSAGES || bytes > MAX_TEXT_BYTES {
+        return Err(too_long(messages.len(), bytes));
+    }
+    Ok(())
+}
+
+fn check_name(name: &str, others: usize) -> Result<(), String> {
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+        return Err(format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len()));
+    }
+    if others >= MAX_CONVERSATIONS {
+        return Err(format!("a session may have {MAX_CONVERSATIONS} conversations"));
+    }
+    Ok(())
+}
+
+fn text_bytes(messages: &[ChatMessage]) -> usize {
+    messages.iter().map(|message| message.content.len()).sum()
+}
+
+fn too_long(messages: usize, bytes: usize) -> String {
+    format!(
+        "the conversation has {messages} messages of {bytes} bytes; {MAX_MESSAGES} messages of {MAX_TEXT_BYTES} bytes are \
+         allowed"
+    )
 }
 
 /// Sum over all conversations.

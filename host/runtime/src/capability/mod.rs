@@ -15,7 +15,7 @@ mod text_stream;
 mod wasi;
 
 pub(crate) use budget::Turn;
-pub(crate) use conversation::{ConversationSet, StoredConversation, total_usage};
+pub(crate) use conversation::{ConversationSet, StoredConversation, check_conversation, total_usage};
 
 use crate::{Limits, bindings, instance::MemoryLimiter};
 use calls::CallBudget;

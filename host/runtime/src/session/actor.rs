@@ -6,8 +6,9 @@ use super::{Envelope, SessionKey, Sessions, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
-    capability::{StoredConversation, state::State},
+    capability::{StoredConversation, log::now_ms, state::State},
 };
+use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Weak},
@@ -19,8 +20,27 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub(crate) enum Command {
     Turn(Box<TurnRequest>),
     /// Forget everything. Whether there was anything.
-    Delete(oneshot::Sender<Result<bool, RuntimeError>>),
+    Delete(Answer<bool>),
+    /// Forget everything, if the last turn was committed before this time. Whether it was.
+    Expire {
+        before_ms: u64,
+        answer: Answer<bool>,
+    },
+    /// Begin as a copy of another session.
+    Fork {
+        from: String,
+        answer: Answer<Fork>,
+    },
+    /// Begin as what was exported. Whether it did.
+    Import {
+        snapshot: Box<SessionSnapshot>,
+        existing: Existing,
+        answer: Answer<bool>,
+    },
 }
+
+/// Nobody may wait for it any more; what was asked is done all the same.
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, RuntimeError>>;
 
 pub(super) struct Actor {
     pub(super) services: Arc<Services>,
@@ -61,12 +81,18 @@ impl Actor {
                 envelope = tokio::time::timeout(idle, mailbox.recv()) => envelope,
             };
             match envelope {
-                Ok(Some(Envelope { command, _pending })) => self.take(command).await,
+                Ok(Some(Envelope { command, _pending })) => {
+                    self.take(command).await;
+                    if self.memory.is_none() && self.retires(&mailbox) {
+                        return;
+                    }
+                }
                 Ok(None) => return,
-                Err(_idle) => match self.sessions.upgrade() {
-                    Some(sessions) if !sessions.retire(&self.key, &mailbox) => {}
-                    _ => return,
-                },
+                Err(_idle) => {
+                    if self.retires(&mailbox) {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -79,13 +105,46 @@ impl Actor {
                 self.tell_size();
             }
             Command::Delete(answer) => {
-                self.memory = None;
-                let SessionKey { agent, session } = &self.key;
-                let deleted = self.services.store.delete_session(agent, session).await;
-                // Nobody may wait for the answer any more; the session is deleted all the same.
-                let _ = answer.send(deleted.map_err(RuntimeError::from));
+                self.write(answer, async |store, SessionKey { agent, session }| {
+                    store.delete_session(agent, session).await
+                })
+                .await;
+            }
+            Command::Expire { before_ms, answer } => {
+                self.write(answer, async |store, SessionKey { agent, session }| {
+                    store.expire_session(agent, session, before_ms).await
+                })
+                .await;
+            }
+            Command::Fork { from, answer } => {
+                self.write(answer, async |store, SessionKey { agent, session }| {
+                    store.fork_session(agent, &from, session, now_ms()).await
+                })
+                .await;
+            }
+            Command::Import { snapshot, existing, answer } => {
+                self.write(answer, async |store, SessionKey { agent, .. }| {
+                    store.import_session(agent, &snapshot, existing).await
+                })
+                .await;
             }
         }
+    }
+
+    /// Changes the stored session as a whole. What is remembered of it is not what it is any more.
+    async fn write<T>(
+        &mut self,
+        answer: Answer<T>,
+        write: impl AsyncFnOnce(&Store, &SessionKey) -> Result<T, StoreError>,
+    ) {
+        self.memory = None;
+        let written = write(&self.services.store, &self.key).await;
+        let _ = answer.send(written.map_err(RuntimeError::from));
+    }
+
+    /// Whether nobody needs this actor: no message has come in meanwhile.
+    fn retires(&self, mailbox: &mpsc::Receiver<Envelope>) -> bool {
+        self.sessions.upgrade().is_none_or(|sessions| sessions.retire(&self.key, mailbox))
     }
 
     fn tell_size(&self) {

@@ -6,7 +6,7 @@ use crate::RunEvent;
 /// Appends the message to the conversation `main`, generates eight tokens, and replies with them.
 ///
 /// At 1024: the parameters of `generate` (the handle, then at 8 the options: `max-tokens` at 72, `visible` at 120).
-fn chatter() -> Guest {
+pub(super) fn chatter() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/inference@0.1.0" "[static]conversation.open"

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod commands;
+mod copies;
 mod deploying;
 mod deployments;
 mod durability;

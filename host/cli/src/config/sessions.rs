@@ -1,0 +1,47 @@
+//! `[sessions]` of `skep.toml`: how long the host keeps the sessions of its agents.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Deserialize;
+
+use crate::server::ServerOptions;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SessionsConfig {
+    /// Hours after a session's last turn after which it is deleted; an agent may ask for fewer.
+    pub ttl_h: Option<u32>,
+}
+
+impl SessionsConfig {
+    pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
+        match self.ttl_h {
+            Some(0) => bail!("[sessions] ttl_h must be at least 1; leave it out to keep sessions for ever"),
+            Some(hours) => {
+                options.runtime.session_ttl = Some(Duration::from_secs(u64::from(hours) * 3_600));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn sessions_are_kept_for_so_many_hours_and_for_ever_without_a_word() {
+        let apply = |text: &str| {
+            let mut options = ServerOptions::default();
+            let config = Config::parse(text).expect("valid");
+            config.apply(&mut options).map(|()| options.runtime.session_ttl)
+        };
+        assert_eq!(apply("").expect("no word"), None);
+        assert_eq!(apply("[sessions]\nttl_h = 2\n").expect("in range"), Some(Duration::from_secs(7_200)));
+        let error = apply("[sessions]\nttl_h = 0\n").expect_err("no time at all").to_string();
+        assert!(error.contains("leave it out"), "{error}");
+    }
+}

@@ -1,0 +1,140 @@
+//! A session as one JSON document: what `GET …/sessions/{session}/export` gives and `PUT …/sessions/{session}` takes.
+//!
+//! The document has a version of its own. It holds what a session needs to go on token for token: state, messages, and
+//! the tokens that the model saw and produced. An import is checked as a whole before anything of it is written.
+
+use super::sessions::created;
+use crate::{ApiError, Gateway, body};
+use axum::{
+    Json,
+    extract::{Path, Query, Request, State},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use skep_engine::chat::Transcript;
+use skep_runtime::{PortableConversation, PortableSession, SessionSummary};
+use std::{borrow::Cow, collections::BTreeMap};
+
+/// Of a document that is imported. A session that can be exported fits.
+pub(crate) const MAX_BYTES: usize = 64 << 20;
+const FORMAT: &str = "skep.session";
+const VERSION: u32 = 1;
+
+/// What every version begins with.
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    format: Cow<'static, str>,
+    version: u32,
+    agent: String,
+    session: String,
+    turns: u64,
+    created_at_ms: u64,
+    updated_at_ms: u64,
+    state: BTreeMap<String, Base64>,
+    conversations: Vec<Conversation>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Conversation {
+    name: String,
+    model: String,
+    /// Messages, tokens, the text that the tokens are of, and the sum of the usage.
+    transcript: Transcript,
+}
+
+/// Bytes that may be no text.
+struct Base64(Vec<u8>);
+
+#[derive(Deserialize)]
+pub(crate) struct ImportQuery {
+    /// Whether a session that is there is replaced.
+    #[serde(default)]
+    replace: bool,
+}
+
+pub(crate) async fn export(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let PortableSession { summary, state, conversations } =
+        gateway.host.export_session(&agent, &session).await?;
+    let document = Document {
+        format: FORMAT.into(),
+        version: VERSION,
+        agent,
+        session: summary.id,
+        turns: summary.turns,
+        created_at_ms: summary.created_at_ms,
+        updated_at_ms: summary.updated_at_ms,
+        state: state.into_iter().map(|(key, value)| (key, Base64(value))).collect(),
+        conversations: conversations.into_iter().map(Conversation::from).collect(),
+    };
+    super::apart(false, move || Ok(Json(document).into_response())).await
+}
+
+/// The ids in the path count: a document may be imported into another agent and under another name.
+pub(crate) async fn import(
+    State(gateway): State<Gateway>,
+    Path((agent, session)): Path<(String, String)>,
+    Query(query): Query<ImportQuery>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let bytes = body::read_within(MAX_BYTES, request, &gateway).await?;
+    let export = super::apart(false, move || read(&bytes, session)).await?;
+    let summary = gateway.host.import_session(&agent, export, query.replace).await?;
+    Ok(created(&agent, &summary))
+}
+
+fn read(bytes: &[u8], session: String) -> Result<PortableSession, ApiError> {
+    let Header { format, version } = body::parse(bytes)?;
+    if format != FORMAT {
+        let message = format!("`format` is {format:?}; an exported session has {FORMAT:?}");
+        return Err(ApiError::parameter("format", message));
+    }
+    if version != VERSION {
+        let message = format!("`version` is {version}; this server imports version {VERSION} of the format");
+        return Err(ApiError::parameter("version", message));
+    }
+    let document: Document = body::parse(bytes)?;
+    let Document { turns, created_at_ms, updated_at_ms, state, conversations, .. } = document;
+    Ok(PortableSession {
+        summary: SessionSummary { id: session, turns, created_at_ms, updated_at_ms },
+        state: state.into_iter().map(|(key, Base64(value))| (key, value)).collect(),
+        conversations: conversations.into_iter().map(PortableConversation::from).collect(),
+    })
+}
+
+impl From<PortableConversation> for Conversation {
+    fn from(PortableConversation { name, model, transcript }: PortableConversation) -> Self {
+        Conversation { name, model, transcript }
+    }
+}
+
+impl From<Conversation> for PortableConversation {
+    fn from(Conversation { name, model, transcript }: Conversation) -> Self {
+        PortableConversation { name, model, transcript }
+    }
+}
+
+impl Serialize for Base64 {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64_STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <Cow<'de, str>>::deserialize(deserializer)?;
+        let bytes = BASE64_STANDARD.decode(text.as_bytes());
+        bytes.map(Base64).map_err(|error| de::Error::custom(format!("not base64: {error}")))
+    }
+}

@@ -1,0 +1,120 @@
+//! Sessions over HTTP: pages of messages, copies, exports and imports.
+
+use super::{
+    fixture::{Answer, Server},
+    turns::echo,
+};
+use axum::{body::Body, http::Request};
+use serde_json::{Value, json};
+use skep_engine::chat::{ChatMessage, Transcript};
+use skep_runtime::{Manifest, PortableConversation, PortableSession, SessionSummary};
+
+const SESSION: &str = "/v1/agents/echo/sessions/s";
+
+/// A server whose agent has the session `s`, with a value and a conversation.
+async fn server() -> Server {
+    let server = Server::start().await;
+    let manifest = Manifest::from_toml("name = \"echo\"").unwrap();
+    server.host.deploy(manifest, echo(), "tester").await.unwrap();
+    let mut transcript = Transcript::new();
+    transcript.set_system("Be brief.");
+    for text in ["one", "two", "three"] {
+        transcript.push(ChatMessage::user(text));
+    }
+    let session = PortableSession {
+        summary: SessionSummary { id: "s".into(), turns: 3, created_at_ms: 5, updated_at_ms: 6 },
+        state: [("key".to_owned(), vec![0, 255, 7])].into(),
+        conversations: vec![PortableConversation { name: "main".into(), model: "tiny".into(), transcript }],
+    };
+    server.host.import_session("echo", session, false).await.unwrap();
+    server
+}
+
+async fn put(server: &Server, path: &str, body: &Value) -> Answer {
+    server.send(Request::put(path).body(Body::from(body.to_string())).unwrap()).await
+}
+
+#[tokio::test]
+async fn messages_come_in_pages_with_their_numbers() {
+    let server = server().await;
+    let page = async |query: &str| server.get(&format!("{SESSION}/messages{query}")).await;
+    let first = page("?limit=3").await.json();
+    assert_eq!((&first["has_more"], &first["total"]), (&json!(true), &json!(4)));
+    assert_eq!(first["data"][0], json!({"role": "system", "content": "Be brief.", "number": 1}));
+    let rest = page("?conversation=main&after=3").await.json();
+    assert_eq!(rest["data"], json!([{"role": "user", "content": "three", "number": 4}]));
+    assert_eq!(rest["has_more"], false);
+    for (query, status, code) in
+        [("?limit=0", 400, "invalid_value"), ("?conversation=side", 404, "conversation_not_found")]
+    {
+        let refused = page(query).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (status, &json!(code)), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_fork_is_a_session_of_its_own_and_a_second_one_is_a_conflict() {
+    let server = server().await;
+    let path = format!("{SESSION}/fork");
+    let fork = server.post(&path, &json!({"session": "copy"})).await;
+    assert_eq!((fork.status.as_u16(), &fork.json()["turns"]), (201, &json!(3)), "{}", fork.text);
+    assert_eq!(fork.headers["location"], "/v1/agents/echo/sessions/copy");
+    assert_eq!(server.get("/v1/agents/echo/sessions/copy").await.json()["state_keys"], json!(["key"]));
+    let again = server.post(&path, &json!({"session": "copy"})).await;
+    assert_eq!((again.status.as_u16(), &again.error()["code"]), (409, &json!("session_exists")));
+    let lost = server.post("/v1/agents/echo/sessions/nobody/fork", &json!({"session": "x"})).await;
+    assert_eq!((lost.status.as_u16(), &lost.error()["code"]), (404, &json!("session_not_found")));
+    assert_eq!(server.post(&path, &json!({"name": "x"})).await.status, 400);
+}
+
+#[tokio::test]
+async fn an_exported_document_is_imported_as_it_was() {
+    let server = server().await;
+    let exported = server.get(&format!("{SESSION}/export")).await.json();
+    assert_eq!((&exported["format"], &exported["version"]), (&json!("skep.session"), &json!(1)));
+    assert_eq!((&exported["state"], &exported["turns"]), (&json!({"key": "AP8H"}), &json!(3)));
+    assert_eq!(exported["conversations"][0]["transcript"]["messages"].as_array().unwrap().len(), 4);
+
+    let refused = put(&server, SESSION, &exported).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("session_exists")));
+    assert_eq!(put(&server, &format!("{SESSION}?replace=true"), &exported).await.status, 201);
+    let other = put(&server, "/v1/agents/echo/sessions/other", &exported).await;
+    assert_eq!((other.status.as_u16(), &other.json()["id"]), (201, &json!("other")), "{}", other.text);
+    let again = server.get("/v1/agents/echo/sessions/other/export").await.json();
+    for field in ["state", "conversations", "turns", "created_at_ms"] {
+        assert_eq!(again[field], exported[field], "{field}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_document_is_named() {
+    let server = server().await;
+    let right = server.get(&format!("{SESSION}/export")).await.json();
+    for (change, status, expected) in [
+        (json!({"format": "x"}), 400, "`format` is \"x\""),
+        (json!({"version": 2}), 400, "imports version 1"),
+        (json!({"state": {"key": "%"}}), 400, "not base64"),
+        (json!({"surprise": 1}), 400, "unknown field `surprise`"),
+        (json!({"turns": 0}), 422, "turns is 0"),
+        (
+            json!({"conversations": [{"name": "main", "model": "other", "transcript":
+                right["conversations"][0]["transcript"]}]}),
+            422,
+            "\"main\": no model is called `other`",
+        ),
+    ] {
+        let mut document = right.clone();
+        for (name, value) in change.as_object().unwrap() {
+            document[name] = value.clone();
+        }
+        let refused = put(&server, "/v1/agents/echo/sessions/new", &document).await;
+        let message = refused.error()["message"].as_str().unwrap().to_owned();
+        assert_eq!(refused.status, status, "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+    let mut document = right;
+    document["conversations"][0]["transcript"]["tokens"] = json!([1, 70_000]);
+    let refused = put(&server, "/v1/agents/echo/sessions/new", &document).await;
+    assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (422, &json!("invalid_session")));
+    assert_eq!(server.get("/v1/agents/echo/sessions/new").await.status, 404);
+}

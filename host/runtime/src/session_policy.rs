@@ -1,0 +1,58 @@
+//! The `[sessions]` of an `agent.toml`: how long the agent's sessions are kept.
+
+use crate::RuntimeError;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A century.
+const MAX_TTL_H: u32 = 876_000;
+
+/// What the agent asks for its sessions. What it leaves out is the host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionsToml {
+    /// Hours after a session's last turn after which it is deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_h: Option<u32>,
+}
+
+impl SessionsToml {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == SessionsToml::default()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), RuntimeError> {
+        match self.ttl_h {
+            Some(hours) if !(1..=MAX_TTL_H).contains(&hours) => Err(RuntimeError::Manifest {
+                message: format!("ttl_h under [sessions] is {hours}; it may be 1 to {MAX_TTL_H}"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// How long a session is kept: the shorter of what the agent and what the operator says. `None`: until it is deleted.
+    pub(crate) fn ttl_within(&self, ceiling: Option<Duration>) -> Option<Duration> {
+        let asked = self.ttl_h.map(|hours| Duration::from_secs(u64::from(hours) * 3_600));
+        [asked, ceiling].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shorter_time_counts_and_none_is_for_ever() {
+        let hours = |hours: u64| Some(Duration::from_secs(hours * 3_600));
+        for (asked, ceiling, expected) in [
+            (None, None, None),
+            (Some(2), None, 2.into()),
+            (None, Some(3), 3.into()),
+            (Some(5), Some(3), 3.into()),
+        ] {
+            let expected: Option<u64> = expected;
+            let ttl = SessionsToml { ttl_h: asked }.ttl_within(ceiling.and_then(hours));
+            assert_eq!(ttl, expected.and_then(hours), "{asked:?} within {ceiling:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Sessions as a whole: copies, exports and imports, pages of messages, and their end.
+
+use super::{
+    fixture::{Host, invocation},
+    guest::{counter, spinner},
+    inference::chatter,
+};
+use crate::{Invocation, PortableSession, RuntimeOptions};
+use std::time::Duration;
+
+const HOUR_MS: u64 = 3_600_000;
+/// Fills more than a page of the KV cache.
+const QUESTION: &str = "a message that fills more than a page";
+
+async fn chatting() -> Host {
+    let host = Host::start().await;
+    host.deploy("chat", "", chatter()).await.expect("valid");
+    host.ask("chat", "s", QUESTION).await.expect("goes well");
+    host
+}
+
+async fn export(host: &Host, session: &str) -> PortableSession {
+    host.agents.export_session("chat", session).await.expect("it is there")
+}
+
+async fn unloaded(host: &Host) {
+    while host.agents.loaded_sessions() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_fork_goes_on_where_its_source_was_and_from_its_cached_pages() {
+    let host = chatting().await;
+    let fork = host.agents.fork_session("chat", "s", "copy").await.expect("there is none yet");
+    assert_eq!((fork.id.as_str(), fork.turns), ("copy", 1));
+    let first = host.ask("chat", "copy", "go on").await.expect("goes well");
+    assert_eq!(first.turn, 2);
+    let before = export(&host, "s").await.conversations.remove(0).transcript;
+    assert!(
+        first.usage.cached_tokens as usize >= before.tokens().len() / 16 * 16 - 16,
+        "{first:?} after {} tokens",
+        before.tokens().len()
+    );
+    let after = export(&host, "copy").await.conversations.remove(0).transcript;
+    assert!(after.tokens().starts_with(before.tokens()), "token for token");
+    assert_eq!(host.agents.session("chat", "s").await.expect("it is there").messages.len(), 2);
+}
+
+#[tokio::test]
+async fn a_fork_is_of_the_committed_past_and_never_over_a_session_that_is_there() {
+    let host = Host::start().await;
+    host.deploy("spin", "[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
+    host.answer("spin", "s", "hello").await;
+    host.answer("spin", "other", "hello").await;
+    let mut runs = host.invoke("spin", "s", "spin").await.expect("taken");
+    runs.next().await.expect("it starts").expect("it starts");
+    let fork = host.agents.fork_session("spin", "s", "copy").await.expect("a running turn is no obstacle");
+    assert_eq!(fork.turns, 1);
+    drop(runs);
+    for (from, to, code) in [
+        ("s", "other", "session_exists"),
+        ("s", "s", "session_exists"),
+        ("nobody", "new", "session_not_found"),
+        ("s", "a/b", "invalid_name"),
+    ] {
+        let error = host.agents.fork_session("spin", from, to).await.expect_err(to);
+        assert_eq!(error.code(), code, "{from} to {to}: {error}");
+    }
+    assert_eq!(host.ask("spin", "copy", "hello").await.expect("goes well").turn, 2);
+}
+
+#[tokio::test]
+async fn a_turn_that_waits_while_a_session_is_forked_goes_on_from_the_fork() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    // The actor of the target has read that there is nothing, and remembers it.
+    host.ask("count", "copy", "!").await.expect_err("it traps");
+    host.agents.fork_session("count", "s", "copy").await.expect("no turn of it was committed");
+    assert_eq!(host.answer("count", "copy", "go").await, "xx");
+}
+
+#[tokio::test]
+async fn an_export_that_is_imported_goes_on_with_the_same_tokens() {
+    let host = chatting().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    let counted = host.agents.export_session("count", "s").await.expect("it is there");
+    assert_eq!(counted.state.get("n").map(Vec::as_slice), Some(&b"x"[..]));
+
+    let exported = export(&host, "s").await;
+    host.agents.delete_session("chat", "s").await.expect("it is there");
+    assert_eq!(host.agents.export_session("chat", "s").await.expect_err("gone").code(), "session_not_found");
+    let imported = host.agents.import_session("chat", exported.clone(), false).await.expect("right");
+    assert_eq!((imported.turns, imported.created_at_ms), (1, exported.summary.created_at_ms));
+    let again = export(&host, "s").await;
+    assert_eq!((again.state, again.conversations), (exported.state.clone(), exported.conversations.clone()));
+    let next = host.ask("chat", "s", "go on").await.expect("goes well");
+    assert_eq!(next.turn, 2);
+    let before = &exported.conversations[0].transcript;
+    let after = export(&host, "s").await.conversations.remove(0).transcript;
+    assert!(after.tokens().starts_with(before.tokens()), "token for token");
+
+    let refused = host.agents.import_session("chat", exported.clone(), false).await.expect_err("it is there");
+    assert_eq!(refused.code(), "session_exists");
+    host.agents.import_session("chat", exported.clone(), true).await.expect("it may be replaced");
+    assert_eq!(export(&host, "s").await.conversations, exported.conversations);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
+    let host = chatting().await;
+    let right = export(&host, "s").await;
+    host.agents.delete_session("chat", "s").await.expect("it is there");
+    type Change = fn(&mut PortableSession);
+    let wrong: [(Change, &str, &str); 7] = [
+        (|s| s.summary.id = "a/b".into(), "invalid_name", "session id"),
+        (|s| s.summary.turns = 0, "invalid_session", "turns is 0"),
+        (
+            |s| s.conversations[0].model = "nobody".into(),
+            "invalid_session",
+            "\"main\": no model is called `nobody`",
+        ),
+        (|s| s.conversations.push(s.conversations[0].clone()), "invalid_session", "two of this name"),
+        (|s| s.conversations[0].name.clear(), "invalid_session", "1 to 128 bytes"),
+        (|s| s.state = [("k".repeat(300), vec![])].into(), "invalid_session", "300 bytes"),
+        (
+            |s| s.state = (0..8).map(|n| (format!("{n}"), vec![0; 200_000])).collect(),
+            "invalid_session",
+            "`state_kb`",
+        ),
+    ];
+    for (change, code, expected) in wrong {
+        let mut session = right.clone();
+        change(&mut session);
+        let error = host.agents.import_session("chat", session, true).await.expect_err(expected);
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    assert!(host.agents.sessions("chat", None, 10).await.expect("known").is_empty());
+    host.agents.import_session("chat", right, false).await.expect("it was right");
+}
+
+#[tokio::test]
+async fn messages_are_read_page_by_page() {
+    let host = chatting().await;
+    host.ask("chat", "s", "and another").await.expect("goes well");
+    let page = async |after, limit| {
+        let page = host.agents.messages("chat", "s", "main", after, limit).await.expect("it is there");
+        (page.total, page.messages.into_iter().map(|(number, _)| number).collect::<Vec<_>>())
+    };
+    assert_eq!(page(0, 3).await, (4, vec![1, 2, 3]));
+    assert_eq!(page(3, 3).await, (4, vec![4]));
+    assert_eq!(page(4, 3).await, (4, vec![]));
+    let first = host.agents.messages("chat", "s", "main", 0, 1).await.expect("it is there");
+    assert_eq!(first.messages[0].1.content, QUESTION);
+    let missing = host.agents.messages("chat", "s", "side", 0, 1).await.expect_err("no such conversation");
+    assert_eq!(missing.code(), "conversation_not_found");
+    assert!(missing.to_string().contains("there is only main"), "{missing}");
+    let missing = host.agents.messages("chat", "nobody", "main", 0, 1).await.expect_err("no such session");
+    assert_eq!(missing.code(), "session_not_found");
+}
+
+#[tokio::test]
+async fn a_deleted_session_keeps_no_place_in_memory_and_no_line_in_the_log() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    host.ask("count", "s", "!").await.expect_err("it traps");
+    host.agents.delete_session("count", "s").await.expect("it is there");
+    unloaded(&host).await;
+    // A session of which every turn failed has something to delete too.
+    let failed = Invocation { detached: true, ..invocation("count", "only-failed", "!") };
+    let handle = host.agents.invoke(failed).await.expect("taken");
+    let turn = handle.turn_id().to_owned();
+    handle.outcome().await.expect_err("it traps");
+    host.agents.delete_session("count", "only-failed").await.expect("its turn is there");
+    let missing = host.agents.turn("count", "only-failed", &turn).await.expect_err("it is deleted");
+    assert_eq!(missing.code(), "turn_not_found");
+}
+
+#[tokio::test]
+async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn() {
+    let options = RuntimeOptions {
+        session_ttl: Some(Duration::from_millis(10 * HOUR_MS)),
+        ..RuntimeOptions::default()
+    };
+    let host = Host::with(options).await;
+    host.deploy("short", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
+    host.deploy("long", "[sessions]\nttl_h = 20\n[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
+    for (agent, session) in [("short", "a"), ("short", "b"), ("long", "a"), ("long", "busy")] {
+        host.answer(agent, session, "go").await;
+    }
+    let now_ms = host.agents.session("long", "busy").await.expect("it is there").summary.updated_at_ms;
+    let left = async |hours: u64| {
+        host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("goes well");
+        let mut left = Vec::new();
+        for agent in ["short", "long"] {
+            let sessions = host.agents.sessions(agent, None, 10).await.expect("known");
+            left.extend(sessions.into_iter().map(|session| format!("{agent}/{}", session.id)));
+        }
+        left
+    };
+    assert_eq!(left(1).await.len(), 4);
+    assert_eq!(left(3).await, ["long/a", "long/busy"]);
+    let mut runs = host.invoke("long", "busy", "spin").await.expect("taken");
+    runs.next().await.expect("it starts").expect("it starts");
+    assert_eq!(left(11).await, ["long/busy"], "the operator's 10 hours count, and a turn runs");
+    drop(runs);
+    assert_eq!(host.ask("long", "busy", "hello").await.expect("goes well").turn, 2);
+    assert_eq!(host.answer("short", "a", "go").await, "x", "it begins anew");
+}
