@@ -2,6 +2,7 @@
 
 mod chat;
 mod events;
+mod sessions;
 mod wire;
 
 use std::time::Duration;
@@ -13,6 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::failure::{Refused, Unreachable, Usage};
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
+pub use sessions::{Message, MessagePage, Session, SessionDetail};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
     Usage as TokenUsage,

@@ -1,7 +1,5 @@
 //! `skep list`.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use anyhow::Result;
 
 use super::{HostArgs, deploy, out};
@@ -81,20 +79,16 @@ async fn versions(client: &Client, agents: Vec<String>, json: bool) -> Result<()
                 let digest = deploy::short(&version.digest).to_owned();
                 let in_force = if version.in_force { "in force" } else { "" }.to_owned();
                 let number = version.version.to_string();
-                [agent.clone(), number, in_force, digest, ago(version.deployed_at_ms), version.deployed_by]
+                [
+                    agent.clone(),
+                    number,
+                    in_force,
+                    digest,
+                    out::ago(version.deployed_at_ms),
+                    version.deployed_by,
+                ]
             })
         })
         .collect();
     out::table(["AGENT", "VERSION", "", "DIGEST", "DEPLOYED", "BY"], &rows)
-}
-
-fn ago(at_ms: u64) -> String {
-    let since =
-        SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at_ms)).unwrap_or_default();
-    match since.as_secs() {
-        seconds @ 0..120 => format!("{seconds} s ago"),
-        seconds @ 120..7_200 => format!("{} min ago", seconds / 60),
-        seconds @ 7_200..172_800 => format!("{} h ago", seconds / 3_600),
-        seconds => format!("{} days ago", seconds / 86_400),
-    }
 }

@@ -17,6 +17,7 @@ mod pull;
 mod push;
 mod registry_args;
 mod rollback;
+mod session;
 mod turn;
 mod turn_printer;
 mod up;
@@ -78,6 +79,8 @@ enum Command {
     List(list::Args),
     Invoke(invoke::Args),
     Turn(turn::Args),
+    #[command(subcommand)]
+    Session(session::Command),
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
@@ -157,6 +160,7 @@ impl Command {
             Command::List(args) => list::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
+            Command::Session(command) => session::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Model(command) => model::run(command),

@@ -1,6 +1,7 @@
 //! Printing results: JSON for scripts, columns for people. Both fail politely when the reader goes away.
 
 use std::io::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -46,4 +47,16 @@ pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Result<
         line(&row(std::array::from_fn(|column| cells[column].as_str())))?;
     }
     Ok(())
+}
+
+/// How long ago that was.
+pub fn ago(at_ms: u64) -> String {
+    let since =
+        SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at_ms)).unwrap_or_default();
+    match since.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s ago"),
+        seconds @ 120..7_200 => format!("{} min ago", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h ago", seconds / 3_600),
+        seconds => format!("{} days ago", seconds / 86_400),
+    }
 }

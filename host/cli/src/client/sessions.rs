@@ -1,0 +1,124 @@
+//! Sessions of agents on a running host.
+
+use anyhow::Result;
+use reqwest::{Method, header};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Client, wire};
+
+/// A session, in a line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Session {
+    pub id: String,
+    pub turns: u64,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+/// What a session holds, beside its messages.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SessionDetail {
+    #[serde(flatten)]
+    pub session: Session,
+    pub usage: wire::Usage,
+    pub state_keys: Vec<String>,
+    pub state_bytes: u64,
+}
+
+/// Messages of one conversation.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MessagePage {
+    pub data: Vec<Message>,
+    pub total: u64,
+    pub has_more: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Message {
+    pub number: u64,
+    pub role: String,
+    pub content: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Value>,
+}
+
+/// One page of a listing.
+#[derive(Debug, Deserialize)]
+struct Page<T> {
+    data: Vec<T>,
+    has_more: bool,
+}
+
+impl Client {
+    /// Sessions of an agent in the order of their ids, and whether there are more.
+    pub async fn sessions(
+        &self,
+        agent: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<(Vec<Session>, bool)> {
+        let mut url = self.url(&["v1", "agents", agent, "sessions"]);
+        url.query_pairs_mut().append_pair("limit", &limit.to_string());
+        if let Some(after) = after {
+            url.query_pairs_mut().append_pair("after", after);
+        }
+        let page: Page<Session> = self.json(self.http.get(url)).await?;
+        Ok((page.data, page.has_more))
+    }
+
+    pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail> {
+        self.json(self.request(Method::GET, &session_path(agent, session))).await
+    }
+
+    /// Messages of a conversation whose number is over `after`.
+    pub async fn messages(
+        &self,
+        agent: &str,
+        session: &str,
+        conversation: &str,
+        after: u64,
+        limit: u32,
+    ) -> Result<MessagePage> {
+        let mut url = self.url(&["v1", "agents", agent, "sessions", session, "messages"]);
+        url.query_pairs_mut()
+            .append_pair("conversation", conversation)
+            .append_pair("after", &after.to_string())
+            .append_pair("limit", &limit.to_string());
+        self.json(self.http.get(url)).await
+    }
+
+    /// Begins the session `to` as a copy.
+    pub async fn fork_session(&self, agent: &str, session: &str, to: &str) -> Result<Session> {
+        let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"]);
+        self.json(request.json(&json!({"session": to}))).await
+    }
+
+    /// The document of a session, byte for byte as the host wrote it.
+    pub async fn export_session(&self, agent: &str, session: &str) -> Result<Vec<u8>> {
+        let request = self.request(Method::GET, &["v1", "agents", agent, "sessions", session, "export"]);
+        Ok(self.answer(request).await?.bytes().await?.into())
+    }
+
+    /// Begins a session as what was exported.
+    pub async fn import_session(
+        &self,
+        agent: &str,
+        session: &str,
+        document: Vec<u8>,
+        replace: bool,
+    ) -> Result<Session> {
+        let mut url = self.url(&session_path(agent, session));
+        url.query_pairs_mut().append_pair("replace", &replace.to_string());
+        let request = self.http.put(url).header(header::CONTENT_TYPE, "application/json");
+        self.json(request.body(document)).await
+    }
+
+    pub async fn delete_session(&self, agent: &str, session: &str) -> Result<()> {
+        self.answer(self.request(Method::DELETE, &session_path(agent, session))).await.map(drop)
+    }
+}
+
+fn session_path<'a>(agent: &'a str, session: &'a str) -> [&'a str; 5] {
+    ["v1", "agents", agent, "sessions", session]
+}

@@ -1,0 +1,345 @@
+//! `skep session`: list, show, export, import, fork, delete.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use super::{HostArgs, out};
+use crate::client::{Message, Session, SessionDetail};
+use crate::failure::Usage;
+use crate::style;
+
+/// More cannot be imported.
+const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
+
+/// List, show, copy, move and delete the sessions of an agent
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    List(ListArgs),
+    Show(ShowArgs),
+    Export(ExportArgs),
+    Import(ImportArgs),
+    Fork(ForkArgs),
+    Delete(DeleteArgs),
+}
+
+/// List the sessions of an agent
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session list concierge
+  skep session list concierge --limit 1000 --after room-7
+  skep session list concierge --json | jq -r '.[].id'")]
+pub struct ListArgs {
+    /// The agent's name
+    agent: String,
+    /// Only sessions whose id comes after this one
+    #[arg(long, value_name = "SESSION")]
+    after: Option<String>,
+    /// At most so many
+    #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Show what a session holds, and the messages of one of its conversations
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session show concierge room-7
+  skep session show concierge room-7 --after 20 -n 20       the next page of messages
+  skep session show concierge room-7 --json | jq -r '.messages[].content'")]
+pub struct ShowArgs {
+    /// The agent's name
+    agent: String,
+    /// The session's id
+    session: String,
+    /// Whose messages are shown
+    #[arg(long, default_value = "main", value_name = "NAME")]
+    conversation: String,
+    /// Only messages whose number is over this one
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    after: u64,
+    /// At most so many messages
+    #[arg(long, short = 'n', default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Write all of a session into a file: its state, its messages and their tokens
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session export concierge room-7 -o room-7.json
+  skep session export concierge room-7 | gzip > room-7.json.gz
+  skep session export concierge room-7 | skep session import concierge - --url http://other:8080")]
+pub struct ExportArgs {
+    /// The agent's name
+    agent: String,
+    /// The session's id
+    session: String,
+    /// The file; - is the standard output
+    #[arg(long, short, default_value = "-", value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Begin a session as what was exported; it goes on with the same tokens
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session import concierge room-7.json
+  skep session import concierge room-7.json --session room-8
+  skep session import concierge room-7.json --replace       over a session that is there
+  gunzip -c room-7.json.gz | skep session import concierge -")]
+pub struct ImportArgs {
+    /// The agent's name
+    agent: String,
+    /// What `skep session export` wrote; - is the standard input
+    file: PathBuf,
+    /// The session's id; without it, the one that it had
+    #[arg(long, short, value_name = "SESSION")]
+    session: Option<String>,
+    /// Replace the session if it is there, with everything that belongs to it
+    #[arg(long)]
+    replace: bool,
+    /// Print the session as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Begin a session as a copy of another one
+///
+/// The copy has the state and the conversations that were last committed. Both share what the model has computed so far,
+/// and go their own ways from here.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session fork concierge room-7 room-7-what-if
+  skep invoke concierge 'And without breakfast?' -s room-7-what-if")]
+pub struct ForkArgs {
+    /// The agent's name
+    agent: String,
+    /// The session to copy
+    session: String,
+    /// The id of the copy
+    to: String,
+    /// Print the copy as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Delete a session with its state, conversations, turns and log lines
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session delete concierge room-7
+  skep session delete concierge room-7 --yes                without a question, for scripts")]
+pub struct DeleteArgs {
+    /// The agent's name
+    agent: String,
+    /// The session's id
+    session: String,
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::List(args) => list(args).await,
+        Command::Show(args) => show(args).await,
+        Command::Export(args) => export(args).await,
+        Command::Import(args) => import(args).await,
+        Command::Fork(args) => fork(args).await,
+        Command::Delete(args) => delete(args).await,
+    }
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let client = args.host.client()?;
+    let (sessions, has_more) = client.sessions(&args.agent, args.after.as_deref(), args.limit).await?;
+    if args.json {
+        return out::json(&sessions);
+    }
+    let Some(last) = sessions.last().map(|session| session.id.clone()) else {
+        return out::line("no sessions here; the first message to one makes it: skep invoke AGENT TEXT");
+    };
+    let rows: Vec<_> = sessions
+        .into_iter()
+        .map(|Session { id, turns, created_at_ms, updated_at_ms }| {
+            [id, turns.to_string(), out::ago(created_at_ms), out::ago(updated_at_ms)]
+        })
+        .collect();
+    out::table(["SESSION", "TURNS", "CREATED", "LAST TURN"], &rows)?;
+    if has_more {
+        let more = format!("there are more: skep session list {} --after {last}", args.agent);
+        eprintln!("{}", style::stderr().dim(&more));
+    }
+    Ok(())
+}
+
+async fn show(args: ShowArgs) -> Result<()> {
+    let ShowArgs { agent, session, conversation, after, limit, .. } = &args;
+    let client = args.host.client()?;
+    let detail = client.session(agent, session).await?;
+    let page = match client.messages(agent, session, conversation, *after, *limit).await {
+        Ok(page) => Some(page),
+        // An agent need not have a conversation.
+        Err(error) if *conversation == "main" && is_missing(&error) => None,
+        Err(error) => return Err(error),
+    };
+    let (messages, total, has_more) =
+        page.map_or_else(Default::default, |page| (page.data, page.total, page.has_more));
+    if args.json {
+        let mut value = serde_json::to_value(&detail)?;
+        value["messages"] = serde_json::to_value(&messages)?;
+        value["total_messages"] = total.into();
+        value["has_more_messages"] = has_more.into();
+        return out::json(&value);
+    }
+    summary(&detail)?;
+    for message in &messages {
+        out::line(&for_people(message))?;
+    }
+    if let Some(last) = messages.last().filter(|_| has_more) {
+        let more = format!("message {} of {total}; the next page: --after {}", last.number, last.number);
+        eprintln!("{}", style::stderr().dim(&more));
+    }
+    Ok(())
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    let refused = error.downcast_ref::<crate::failure::Refused>();
+    refused.is_some_and(|refused| refused.code == "conversation_not_found")
+}
+
+fn summary(detail: &SessionDetail) -> Result<()> {
+    let SessionDetail { session, usage, state_keys, state_bytes } = detail;
+    let paint = style::stdout();
+    let keys = match state_keys.len() {
+        0 => "no state".to_owned(),
+        _ => format!("{state_bytes} bytes of state under {}", state_keys.join(", ")),
+    };
+    out::line(&paint.bold(&session.id))?;
+    out::line(&format!(
+        "  {} turns, the first {}, the last {}",
+        session.turns,
+        out::ago(session.created_at_ms),
+        out::ago(session.updated_at_ms)
+    ))?;
+    out::line(&format!(
+        "  {} prompt tokens ({} cached), {} generated; {keys}",
+        usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+    ))
+}
+
+fn for_people(message: &Message) -> String {
+    let calls = message.tool_calls.iter().map(|call| {
+        let name = call["function"]["name"].as_str().unwrap_or("?");
+        format!("\n     calls {name} {}", call["function"]["arguments"].as_str().unwrap_or_default())
+    });
+    let role = style::stdout().bold(&message.role);
+    format!("{:>4} {role}: {}{}", message.number, message.content.trim_end(), calls.collect::<String>())
+}
+
+async fn export(args: ExportArgs) -> Result<()> {
+    let document = args.host.client()?.export_session(&args.agent, &args.session).await?;
+    if is_dash(&args.output) {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&document)?;
+        return Ok(stdout.write_all(b"\n")?);
+    }
+    std::fs::write(&args.output, &document)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    eprintln!("wrote {} bytes to {}", document.len(), args.output.display());
+    Ok(())
+}
+
+async fn import(args: ImportArgs) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Named {
+        session: String,
+    }
+    let document = read(&args.file)?;
+    let session = match args.session {
+        Some(session) => session,
+        None => {
+            let named: Named = serde_json::from_slice(&document).with_context(|| {
+                format!("{} is not what `skep session export` writes", args.file.display())
+            })?;
+            named.session
+        }
+    };
+    let client = args.host.client()?;
+    let imported = client.import_session(&args.agent, &session, document, args.replace).await?;
+    if args.json {
+        return out::json(&imported);
+    }
+    out::line(&format!("imported {} after {} turns", imported.id, imported.turns))
+}
+
+async fn fork(args: ForkArgs) -> Result<()> {
+    let fork = args.host.client()?.fork_session(&args.agent, &args.session, &args.to).await?;
+    if args.json {
+        return out::json(&fork);
+    }
+    out::line(&format!("{} begins where {} was after {} turns", fork.id, args.session, fork.turns))
+}
+
+async fn delete(args: DeleteArgs) -> Result<()> {
+    let DeleteArgs { agent, session, .. } = &args;
+    let client = args.host.client()?;
+    if !args.yes && !confirmed(&format!("delete session {session} of {agent} for good?"))? {
+        return out::line("nothing was deleted");
+    }
+    client.delete_session(agent, session).await?;
+    out::line(&format!("deleted {session}"))
+}
+
+/// The answer to a question on the terminal.
+fn confirmed(question: &str) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        bail!(Usage("nobody is there to be asked\n  hint: --yes deletes without a question".to_owned()));
+    }
+    eprint!("{question} [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    let cannot = || format!("cannot read {}", file.display());
+    let mut document = Vec::new();
+    if is_dash(file) {
+        std::io::stdin().lock().take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut document)?;
+    } else {
+        let opened = std::fs::File::open(file).with_context(cannot)?;
+        opened.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut document).with_context(cannot)?;
+    }
+    if document.len() as u64 > MAX_DOCUMENT_BYTES {
+        bail!("{} has more than {MAX_DOCUMENT_BYTES} bytes, which no host imports", file.display());
+    }
+    Ok(document)
+}
+
+fn is_dash(path: &Path) -> bool {
+    path == Path::new("-")
+}
