@@ -20,12 +20,13 @@ use std::sync::Once;
 use serde_json::Value;
 
 use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-use self::bindings::skep::agent::{inference as wit, log, state, types};
+use self::bindings::skep::agent::{inference as wit, log, state, tools, types};
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Agent, AgentError, Alarm, Entry, Event, Finish, GenerateOptions, Generation, HttpRequest, InferenceError,
-    Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, Usage,
+    Agent, AgentError, Alarm, Entry, Event, Finish, GenerateOptions, Generation, HostTool, HostToolError,
+    HttpRequest, InferenceError, Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall,
+    ToolChoice, ToolHints, Usage,
 };
 
 pub use self::bindings::export_agent as export;
@@ -44,6 +45,9 @@ impl<S: AgentSource> handler::Guest for S {
             description: tool.description,
             input_schema: tool.input_schema.to_string(),
             output_schema: Some(tool.output_schema.to_string()),
+            hints: hints_to(tool.hints),
+            timeout_ms: tool.timeout_ms,
+            retries: tool.retries,
         });
         handler::Description { description: agent.description().to_owned(), tools: tools.collect() }
     }
@@ -151,6 +155,24 @@ impl Host for Bindings {
         value: &[u8],
     ) -> Result<bool, StateError> {
         state::compare_and_set(key, expected, value).map_err(state_error_from)
+    }
+
+    fn tools(&self) -> Task<'_, Vec<HostTool>> {
+        Box::pin(async { tools::list().await.into_iter().map(host_tool_from).collect() })
+    }
+
+    fn call_tool<'a>(
+        &'a self,
+        name: &'a str,
+        arguments: &'a Value,
+        timeout_ms: Option<u32>,
+    ) -> Task<'a, Result<Value, HostToolError>> {
+        Box::pin(async move {
+            let options = tools::CallOptions { timeout_ms };
+            let result = tools::call(name.to_owned(), arguments.to_string(), options).await;
+            let result = result.map_err(host_tool_error_from)?;
+            serde_json::from_str(&result).map_err(|error| HostToolError::Json(error.to_string()))
+        })
     }
 
     fn log(&self, level: Level, message: &str) {
@@ -336,6 +358,41 @@ fn entry_from(entry: wit::Entry) -> Entry {
             outcome: result.outcome.map(|json| serde_json::from_str(&json).unwrap_or(Value::String(json))),
         },
     }
+}
+
+fn host_tool_from(info: tools::ToolInfo) -> HostTool {
+    let schema = |text: &str| serde_json::from_str(text).unwrap_or(Value::Bool(true));
+    HostTool {
+        name: info.name,
+        model_name: info.model_name,
+        description: info.description,
+        input_schema: schema(&info.input_schema),
+        output_schema: info.output_schema.as_deref().map(schema),
+        hints: hints_from(info.hints),
+    }
+}
+
+fn host_tool_error_from(error: tools::ToolError) -> HostToolError {
+    match error {
+        tools::ToolError::Unknown(why) => HostToolError::Unknown(why),
+        tools::ToolError::Denied(why) => HostToolError::Denied(why),
+        tools::ToolError::InvalidArguments(why) => HostToolError::InvalidArguments(why),
+        tools::ToolError::Failed(why) => HostToolError::Failed(why),
+        tools::ToolError::TimedOut(after_ms) => HostToolError::TimedOut { after_ms },
+        tools::ToolError::Unavailable(why) => HostToolError::Unavailable(why),
+        tools::ToolError::Interrupted(why) => HostToolError::Interrupted(why),
+        tools::ToolError::Cancelled => HostToolError::Cancelled,
+    }
+}
+
+fn hints_to(hints: ToolHints) -> types::ToolHints {
+    let ToolHints { read_only, destructive, idempotent, open_world } = hints;
+    types::ToolHints { read_only, destructive, idempotent, open_world }
+}
+
+fn hints_from(hints: types::ToolHints) -> ToolHints {
+    let types::ToolHints { read_only, destructive, idempotent, open_world } = hints;
+    ToolHints { read_only, destructive, idempotent, open_world }
 }
 
 fn usage_from(usage: types::Usage) -> Usage {

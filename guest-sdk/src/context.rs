@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, ModelInfo, State};
+use crate::{Completion, Conversation, HostTools, ModelInfo, State};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
@@ -63,6 +63,11 @@ impl Context {
     /// The session's durable state.
     pub fn state(&self) -> State<'_> {
         State { host: &*self.host }
+    }
+
+    /// Tools of other agents, of MCP servers and of the host, as far as they are granted.
+    pub fn host_tools(&self) -> HostTools<'_> {
+        HostTools { host: &*self.host, timeout_ms: None }
     }
 
     /// The agent's log, which `skep logs` shows.

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::host::{HostConversation, HostStream};
+use crate::host_tools::OfferedTools;
 use crate::options::option_methods;
 use crate::{
     AgentError, Context, Entry, GenerateOptions, Generation, InferenceError, Output, Reply, ToolCall,
@@ -36,6 +37,7 @@ pub struct Conversation<'a> {
     host: Result<Rc<dyn HostConversation>, InferenceError>,
     options: GenerateOptions,
     tools: Option<Vec<String>>,
+    host_tools: Vec<String>,
     max_rounds: u32,
 }
 
@@ -45,7 +47,8 @@ impl<'a> Conversation<'a> {
     }
 
     fn new(cx: &'a Context, host: Result<Rc<dyn HostConversation>, InferenceError>) -> Self {
-        Self { cx, host, options: GenerateOptions::default(), tools: None, max_rounds: DEFAULT_MAX_ROUNDS }
+        let options = GenerateOptions::default();
+        Self { cx, host, options, tools: None, host_tools: Vec::new(), max_rounds: DEFAULT_MAX_ROUNDS }
     }
 
     /// Sets the system message. The same text again changes nothing; a new one costs the warm prefix.
@@ -66,6 +69,13 @@ impl<'a> Conversation<'a> {
     /// Which of the agent's tools the model may call. Without it: all of them in [`run`](Self::run), none elsewhere.
     pub fn tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.tools = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Which tools of others the model may call in [`run`](Self::run), such as `agent:orders/find_order`, `mcp:files/*` or
+    /// `http/fetch`. The host calls them; each has to be granted under `[grants] tools` in `agent.toml`.
+    pub fn host_tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.host_tools = names.into_iter().map(Into::into).collect();
         self
     }
 
@@ -92,6 +102,8 @@ impl<'a> Conversation<'a> {
         let host = self.host.clone()?;
         let mut options =
             self.take_options(|cx| cx.tools().iter().map(|tool| tool.name.to_owned()).collect());
+        let offered = OfferedTools::find(self.cx.host(), &self.host_tools).await?;
+        options.tools.extend(offered.model_names().cloned());
         if options.tools.is_empty() && options.tool_choice == ToolChoice::Auto {
             options.tool_choice = ToolChoice::None;
         }
@@ -101,7 +113,8 @@ impl<'a> Conversation<'a> {
                 return Ok(Reply::text(generation.text));
             }
             let cx = self.cx;
-            let outcomes = join_all(generation.tool_calls.iter().map(|call| call_tool(cx, call))).await;
+            let outcomes =
+                join_all(generation.tool_calls.iter().map(|call| call_tool(cx, &offered, call))).await;
             for (call, outcome) in generation.tool_calls.iter().zip(&outcomes) {
                 host.append_tool_result(&call.id, outcome)?;
             }
@@ -220,7 +233,11 @@ impl TextStream {
     }
 }
 
-async fn call_tool(cx: &Context, call: &ToolCall) -> Result<Value, String> {
+async fn call_tool(cx: &Context, offered: &OfferedTools, call: &ToolCall) -> Result<Value, String> {
+    if let Some(name) = offered.name(&call.name) {
+        let called = cx.host().call_tool(name, &call.arguments, None).await;
+        return called.map_err(|error| error.to_string());
+    }
     let Some(tool) = cx.tools().iter().find(|tool| tool.name == call.name) else {
         return Err(format!("there is no tool `{}`", call.name));
     };

@@ -151,6 +151,12 @@ impl From<StateError> for AgentError {
     }
 }
 
+impl From<crate::HostToolError> for AgentError {
+    fn from(error: crate::HostToolError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
 impl From<String> for AgentError {
     fn from(message: String) -> Self {
         Self::Failed(message)

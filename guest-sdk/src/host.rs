@@ -8,7 +8,9 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::{Entry, GenerateOptions, Generation, InferenceError, ModelInfo, StateError, Usage};
+use crate::{
+    Entry, GenerateOptions, Generation, HostTool, HostToolError, InferenceError, ModelInfo, StateError, Usage,
+};
 
 /// A boxed future of this thread.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -45,6 +47,13 @@ pub trait Host {
         expected: Option<&[u8]>,
         value: &[u8],
     ) -> Result<bool, StateError>;
+    fn tools(&self) -> Task<'_, Vec<HostTool>>;
+    fn call_tool<'a>(
+        &'a self,
+        name: &'a str,
+        arguments: &'a Value,
+        timeout_ms: Option<u32>,
+    ) -> Task<'a, Result<Value, HostToolError>>;
     fn log(&self, level: Level, message: &str);
 }
 

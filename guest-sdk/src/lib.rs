@@ -41,7 +41,7 @@
 //! ```
 //!
 //! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros; a crate has one agent and any number of tools.
-//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Log`].
+//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`HostTools`], [`Log`].
 //! - [`AgentError`], [`InferenceError`], [`StateError`] and [`ToolError`] say what went wrong and who can help.
 //! - [`testing`] runs an agent in a plain `#[test]`.
 //!
@@ -60,6 +60,7 @@ mod completion;
 mod generation;
 mod options;
 
+mod host_tools;
 mod message;
 mod state;
 mod tool;
@@ -93,6 +94,7 @@ pub use generation::{
     Usage,
 };
 pub use host::Level;
+pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};
 pub use skep_sdk_macros::{agent, tool};

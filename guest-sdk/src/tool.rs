@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use crate::host::Task;
-use crate::{Context, ToolError};
+use crate::{Context, ToolError, ToolHints};
 
 /// What the model and the host are told of a tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +18,12 @@ pub struct ToolDefinition {
     pub input_schema: Value,
     /// JSON Schema of the result.
     pub output_schema: Value,
+    /// What it does to the world.
+    pub hints: ToolHints,
+    /// How long one call may take.
+    pub timeout_ms: Option<u32>,
+    /// How often a call that failed is made again.
+    pub retries: u32,
 }
 
 /// A function with its types erased. `#[tool]` makes it.
@@ -28,6 +34,9 @@ pub struct Tool {
     pub description: &'static str,
     pub input_schema: fn() -> Value,
     pub output_schema: fn() -> Value,
+    pub hints: ToolHints,
+    pub timeout_ms: Option<u32>,
+    pub retries: u32,
     pub call: for<'a> fn(&'a Context, Value) -> Task<'a, Result<Value, ToolError>>,
 }
 
@@ -38,6 +47,9 @@ impl Tool {
             description: self.description.to_owned(),
             input_schema: (self.input_schema)(),
             output_schema: (self.output_schema)(),
+            hints: self.hints,
+            timeout_ms: self.timeout_ms,
+            retries: self.retries,
         }
     }
 }

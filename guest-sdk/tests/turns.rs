@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use skep_sdk::testing::{Harness, ScriptedModel, block_on};
 use skep_sdk::{
-    AgentError, Alarm, Context, Entry, Event, InferenceError, Level, Message, Reply, StateError, ToolChoice,
-    ToolError, agent, join, join_all, tool,
+    AgentError, Alarm, Context, Entry, Event, HostToolError, InferenceError, Level, Message, Reply,
+    StateError, ToolChoice, ToolError, agent, join, join_all, tool,
 };
 
 mod shop {
@@ -368,4 +368,47 @@ fn alarms_events_and_tool_calls_are_turns_of_their_own() {
     }
     let error = Harness::new(plain).alarm("tea", None).unwrap_err().to_string();
     assert!(error.contains("on_alarm"), "{error}");
+}
+
+/// Calls the orders' agent, by itself or through its model.
+#[agent]
+async fn desk(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    if message.text == "itself" {
+        let order: Value = cx.host_tools().call("agent:orders/find", &json!({"id": 7})).await?;
+        return Reply::json("found", &order);
+    }
+    let names: Vec<&str> = message.text.split(' ').collect();
+    cx.conversation().user("Where is it?").host_tools(names).run().await
+}
+
+fn with_orders(model: ScriptedModel) -> Harness {
+    let schema = json!({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]});
+    Harness::new(desk).model(model).host_tool("agent:orders/find", schema, |arguments| match arguments["id"]
+        .as_u64()
+    {
+        Some(7) => Ok(json!({"at": "sea"})),
+        _ => Err(HostToolError::Failed("there is no such order".into())),
+    })
+}
+
+#[test]
+fn a_tool_of_another_agent_is_called_by_the_agent_itself() {
+    let outcome = with_orders(ScriptedModel::new()).send("itself").unwrap();
+    assert_eq!(outcome.reply.data, Some(json!({"at": "sea"})));
+    let denied = Harness::new(desk).send("itself").unwrap_err();
+    assert!(denied.to_string().contains("no `agent:orders/find`"), "{denied}");
+}
+
+#[test]
+fn a_model_is_offered_tools_of_others_by_names_that_it_can_say() {
+    for name in ["agent:orders/find", "agent:orders/*"] {
+        let model = ScriptedModel::new()
+            .calls([("agent_orders_find", json!({"id": 7})), ("agent_orders_find", json!({"id": 8}))])
+            .text("At sea.");
+        let outcome = with_orders(model).send(name).unwrap();
+        let outcomes: Vec<_> = outcome.tool_calls.into_iter().map(|call| call.outcome).collect();
+        assert_eq!(outcomes, [Ok(json!({"at": "sea"})), Err("there is no such order".to_owned())]);
+    }
+    let missing = with_orders(ScriptedModel::new()).send("agent:orders/find mcp:files/*").unwrap_err();
+    assert!(missing.to_string().contains("`mcp:files/*`"), "{missing}");
 }

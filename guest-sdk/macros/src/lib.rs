@@ -7,6 +7,7 @@ use proc_macro::TokenStream;
 mod agent;
 mod documentation;
 mod tool;
+mod tool_options;
 
 /// Makes an agent of a function that takes one turn.
 ///
@@ -52,6 +53,10 @@ pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
 /// The function may be async or not, and may take `&Context` first. Every other parameter is an argument: a type that
 /// is `Deserialize + JsonSchema`, owned. It returns a `Serialize + JsonSchema` type, or a `Result` of one with an error
 /// that becomes a `ToolError`. The function itself stays as it is and can be called.
+///
+/// Options say what it does to the world, `#[tool(read_only)]`, `destructive`, `idempotent`, `open_world`, which other agents
+/// and MCP clients are told; how long a call may take, `timeout_ms = 500`; and how often one that failed is made again,
+/// `retries = 2`, for tools that are `read_only` or `idempotent`.
 #[proc_macro_attribute]
 pub fn tool(attributes: TokenStream, item: TokenStream) -> TokenStream {
     tool::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

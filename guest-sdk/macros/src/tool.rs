@@ -11,15 +11,13 @@ use syn::{
     Attribute, Error, FnArg, Ident, ItemFn, Pat, PatType, Result, ReturnType, Signature, Type, parse2,
 };
 
-use crate::documentation;
+use crate::{documentation, tool_options::ToolOptions};
 
 /// Attributes of a parameter that belong to its place in the arguments' schema, not to the function.
 const FIELD_ATTRIBUTES: [&str; 4] = ["doc", "schemars", "serde", "allow"];
 
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    if !attributes.is_empty() {
-        return Err(Error::new_spanned(attributes, "`#[tool]` takes no options: the function says it all"));
-    }
+    let options: ToolOptions = parse2(attributes)?;
     let mut function: ItemFn = parse2(item)
         .map_err(|error| Error::new(error.span(), format!("`#[tool]` goes on a function: {error}")))?;
     check_signature(&function.sig)?;
@@ -54,6 +52,7 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
         ),
     };
     let visibility = &function.vis;
+    let options = options.fields();
 
     Ok(quote! {
         #function
@@ -91,6 +90,7 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
                     description: #description,
                     input_schema: ::skep_sdk::__private::input_schema::<Arguments>,
                     output_schema: <Returned as ::skep_sdk::__private::ToolReturn>::schema,
+                    #options
                     call,
                 };
             }
@@ -267,11 +267,5 @@ mod tests {
             let message = error(item.clone());
             assert!(message.contains(expected), "{item}: {message}");
         }
-    }
-
-    #[test]
-    fn options_are_refused() {
-        let error = expand(quote! { strict }, quote! { #[doc = "x"] fn f() {} }).unwrap_err();
-        assert!(error.to_string().contains("no options"));
     }
 }

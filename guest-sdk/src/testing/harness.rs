@@ -11,7 +11,10 @@ use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
 use crate::context::TurnInfo;
 use crate::host::Host;
-use crate::{Agent, AgentError, Alarm, Entry, Event, Level, Message, Origin, Reply, ToolError};
+use crate::{
+    Agent, AgentError, Alarm, Entry, Event, HostTool, HostToolError, Level, Message, Origin, Reply,
+    ToolError, ToolHints,
+};
 
 /// The session's id unless [`Harness::session`] names one.
 const SESSION: &str = "test";
@@ -65,6 +68,26 @@ impl Harness {
     /// As [`model`](Self::model), between turns.
     pub fn set_model(&self, model: ScriptedModel) {
         self.world.borrow_mut().steps = model.steps;
+    }
+
+    /// Grants a tool of others, such as `agent:orders/find_order`, that does what `call` does. The model knows it by a name
+    /// with `_` for every `:`, `/` and `.`: `agent_orders_find_order`.
+    pub fn host_tool(
+        self,
+        name: &str,
+        input_schema: Value,
+        call: impl Fn(Value) -> Result<Value, HostToolError> + 'static,
+    ) -> Self {
+        let tool = HostTool {
+            name: name.to_owned(),
+            model_name: Some(name.replace([':', '/', '.'], "_")),
+            description: format!("{name}, of the test"),
+            input_schema,
+            output_schema: None,
+            hints: ToolHints::default(),
+        };
+        self.world.borrow_mut().host_tools.push((tool, Rc::new(call)));
+        self
     }
 
     /// Names the session.

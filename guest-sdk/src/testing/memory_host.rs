@@ -14,8 +14,8 @@ use super::model::Step;
 use super::validate::validate;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Entry, Finish, GenerateOptions, Generation, InferenceError, ModelInfo, Output, StateError, Timing,
-    ToolCall, ToolChoice, ToolDefinition, Usage,
+    Entry, Finish, GenerateOptions, Generation, HostTool, HostToolError, InferenceError, ModelInfo, Output,
+    StateError, Timing, ToolCall, ToolChoice, ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
@@ -29,6 +29,9 @@ pub struct Saved {
     pub conversations: BTreeMap<String, Vec<Entry>>,
 }
 
+/// What a test has a tool of others do.
+pub type HostToolFunction = Rc<dyn Fn(Value) -> Result<Value, HostToolError>>;
+
 /// Everything on the host's side of one session.
 pub struct World {
     pub saved: Saved,
@@ -37,6 +40,7 @@ pub struct World {
     pub tool_calls: Vec<ToolCallRecord>,
     pub logs: Vec<(Level, String)>,
     pub fault: Option<String>,
+    pub host_tools: Vec<(HostTool, HostToolFunction)>,
     tools: Vec<ToolDefinition>,
     calls_made: u64,
 }
@@ -50,6 +54,7 @@ impl World {
             tool_calls: Vec::new(),
             logs: Vec::new(),
             fault: None,
+            host_tools: Vec::new(),
             tools,
             calls_made: 0,
         }
@@ -80,9 +85,19 @@ impl World {
         }
     }
 
+    /// The schemas of the arguments and of the result of a tool that the model may be offered.
+    fn schemas(&self, name: &str) -> Option<(&Value, Option<&Value>)> {
+        if let Some(tool) = self.tools.iter().find(|tool| tool.name == name) {
+            return Some((&tool.input_schema, Some(&tool.output_schema)));
+        }
+        let mut offered = self.host_tools.iter().map(|(tool, _)| tool);
+        let tool = offered.find(|tool| tool.model_name.as_deref() == Some(name))?;
+        Some((&tool.input_schema, tool.output_schema.as_ref()))
+    }
+
     fn check_options(&self, options: &GenerateOptions) -> Result<(), InferenceError> {
         for name in &options.tools {
-            if !self.tools.iter().any(|tool| tool.name == *name) {
+            if self.schemas(name).is_none() {
                 return Err(InferenceError::InvalidArgument(format!("the agent has no tool `{name}`")));
             }
         }
@@ -130,8 +145,8 @@ impl World {
 
     fn check_call(&self, name: &str, arguments: &Value, options: &GenerateOptions) -> Result<(), String> {
         let offered = || options.tools.join(", ");
-        let tool = self.tools.iter().find(|tool| tool.name == name && options.tools.contains(&tool.name));
-        let Some(tool) = tool else {
+        let schemas = self.schemas(name).filter(|_| options.tools.iter().any(|offered| offered == name));
+        let Some((input_schema, _)) = schemas else {
             return Err(format!("it calls `{name}`; this generation offers: [{}]", offered()));
         };
         match &options.tool_choice {
@@ -139,7 +154,7 @@ impl World {
             ToolChoice::Named(other) if other != name => {
                 Err(format!("it calls `{name}` where the agent requires `{other}`"))
             }
-            _ => validate(&tool.input_schema, arguments)
+            _ => validate(input_schema, arguments)
                 .map_err(|why| format!("it calls `{name}` with arguments that break its schema: {why}")),
         }
     }
@@ -156,9 +171,8 @@ impl World {
                 "no tool call `{call_id}` waits for a result"
             )));
         };
-        let tool = self.tools.iter().find(|tool| tool.name == call.name);
-        if let (Some(tool), Ok(value)) = (tool, outcome)
-            && let Err(why) = validate(&tool.output_schema, value)
+        if let (Some((_, Some(schema))), Ok(value)) = (self.schemas(&call.name), outcome)
+            && let Err(why) = validate(schema, value)
         {
             let why = format!("the result of `{}` breaks its output schema: {why}", call.name);
             return Err(InferenceError::SchemaInvalid(why));
@@ -267,6 +281,34 @@ impl Host for MemoryHost {
             return Ok(false);
         }
         self.state_set(key, value).map(|()| true)
+    }
+
+    fn tools(&self) -> Task<'_, Vec<HostTool>> {
+        let tools = self.world.borrow().host_tools.iter().map(|(tool, _)| tool.clone()).collect();
+        Box::pin(async { tools })
+    }
+
+    fn call_tool<'a>(
+        &'a self,
+        name: &'a str,
+        arguments: &'a Value,
+        _timeout_ms: Option<u32>,
+    ) -> Task<'a, Result<Value, HostToolError>> {
+        Box::pin(async move {
+            let found = self.world.borrow().host_tools.iter().find(|(tool, _)| tool.name == name).cloned();
+            let Some((tool, function)) = found else {
+                let why = format!("the test has no `{name}`; give it one with Harness::host_tool");
+                return Err(HostToolError::Denied(why));
+            };
+            validate(&tool.input_schema, arguments).map_err(HostToolError::InvalidArguments)?;
+            let result = function(arguments.clone())?;
+            match tool.output_schema.as_ref().map(|schema| validate(schema, &result)) {
+                Some(Err(why)) => {
+                    Err(HostToolError::Failed(format!("the result of `{name}` is not valid: {why}")))
+                }
+                _ => Ok(result),
+            }
+        })
     }
 
     fn log(&self, level: Level, message: &str) {

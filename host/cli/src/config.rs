@@ -4,6 +4,7 @@
 //! names the nearest one, so that a misspelt limit is never silently none.
 
 mod ai;
+mod grants;
 mod sessions;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
+use grants::GrantsConfig;
 use sessions::SessionsConfig;
 
 /// The file as it is written.
@@ -40,6 +42,7 @@ pub struct Config {
     pub sessions: SessionsConfig,
     pub http: HttpConfig,
     pub ai: AiConfig,
+    pub grants: GrantsConfig,
     pub telemetry: TelemetryConfig,
 }
 
@@ -214,6 +217,7 @@ impl Config {
         set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
         self.ai.apply(options);
         self.sessions.apply(options)?;
+        self.grants.apply(&mut options.runtime);
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");

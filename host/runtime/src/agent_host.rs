@@ -65,6 +65,7 @@ impl AgentHost {
             _background: background,
         };
         let host = AgentHost { inner: Arc::new(inner) };
+        host.inner.services.belongs_to(&host.inner);
         host.resume_turns(None).await?;
         Ok(host)
     }

@@ -91,7 +91,7 @@ impl Compiler {
     pub(crate) async fn compile(&self, manifest: &Manifest, source: Source) -> Result<Loaded, RuntimeError> {
         let broken = |message| RuntimeError::Component { agent: manifest.name.to_string(), message };
         let Compiled { component, digest, bytes } =
-            self.components.compile(source, manifest.grants).await.map_err(|error| match error {
+            self.components.compile(source, &manifest.grants).await.map_err(|error| match error {
                 CompileError::Refused(message) => broken(message),
                 CompileError::Host(error) => error,
             })?;
@@ -176,7 +176,7 @@ fn model_error(error: EngineError) -> RuntimeError {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

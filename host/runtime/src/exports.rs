@@ -78,6 +78,11 @@ impl AgentPre {
         matches!(self.exports, Exports::Command(_))
     }
 
+    /// Whether others may call the agent's tools.
+    pub(crate) fn takes_tool_calls(&self) -> bool {
+        matches!(&self.exports, Exports::Agent(Handlers { tools: Some(_), .. }))
+    }
+
     pub(crate) async fn instantiate(
         &self,
         store: StoreContextMut<'_, TurnContext>,

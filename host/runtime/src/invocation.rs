@@ -63,6 +63,9 @@ pub struct EventOrigin {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolOrigin {
     pub name: String,
+    /// Agents that wait for the result, each called by the one before it. Nobody, if a client calls.
+    #[serde(default)]
+    pub callers: Vec<String>,
 }
 
 /// The request that a route of the agent matched.

@@ -18,6 +18,7 @@ mod engine;
 mod error;
 mod exports;
 mod feed;
+mod host_tools;
 mod instance;
 mod invocation;
 mod journal;
@@ -39,6 +40,7 @@ mod tools;
 pub use agent_host::AgentHost;
 pub use error::RuntimeError;
 pub use feed::RunHandle;
+pub use host_tools::ToolGrant;
 pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };

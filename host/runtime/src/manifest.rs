@@ -3,12 +3,13 @@
 //! Deny by default: what is not granted is denied, and a field that nobody knows is an error that names the nearest
 //! one, so that a misspelt grant or limit is never silently another.
 
-use crate::{AgentName, LimitsToml, RuntimeError, SessionsToml, route::Route};
+use crate::{AgentName, LimitsToml, RuntimeError, SessionsToml, ToolGrant, route::Route};
 use serde::{Deserialize, Serialize};
 
 /// More than any honest manifest has.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ROUTES: usize = 64;
+const MAX_TOOL_GRANTS: usize = 256;
 
 /// The text of an `agent.toml`, checked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,7 +61,7 @@ pub struct HttpTrigger {
 }
 
 /// What the agent may use beyond the `skep:agent` interfaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grants {
     /// `wasi:clocks`.
@@ -69,6 +70,9 @@ pub struct Grants {
     /// `wasi:random`.
     #[serde(default)]
     pub random: bool,
+    /// Tools of other agents, of MCP servers and of the host, such as `agent:orders/find_order` or `mcp:files/*`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ToolGrant>,
 }
 
 impl Manifest {
@@ -109,6 +113,10 @@ impl Manifest {
                     other.route, trigger.route, trigger.method
                 ));
             }
+        }
+        let tools = self.grants.tools.len();
+        if tools > MAX_TOOL_GRANTS {
+            return invalid(format!("{tools} tools under [grants]; at most {MAX_TOOL_GRANTS} are allowed"));
         }
         match &self.model {
             Some(model) if model.is_empty() || model.len() > 256 => {
@@ -167,6 +175,7 @@ route = "/concierge/{session}"
 method = "GET"
 [grants]
 clocks = true
+tools = ["agent:orders/*", "http/fetch"]
 [limits]
 memory_mb = 32
 tokens_per_turn = 512
@@ -211,6 +220,7 @@ ttl_h = 720
                 "name = \"a\"\n[[trigger.http]]\nroute = \"/x/{a}\"\n[[trigger.http]]\nroute = \"/x/{b}\"",
                 "take the same POST requests",
             ),
+            ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
             ("name = ", "line 1"),
         ] {
             let message = Manifest::from_toml(text).expect_err(text).to_string();

@@ -5,6 +5,8 @@ use skep_engine::metric::{MetricKind, MetricSpec, SECONDS};
 
 pub(crate) const TURNS: &str = "skep_turns_total";
 pub(crate) const TURN_TIME: &str = "skep_turn_seconds";
+pub(crate) const TOOL_CALLS: &str = "skep_tool_calls_total";
+pub(crate) const TOOL_TIME: &str = "skep_tool_seconds";
 pub(crate) const INSTANCES: &str = "skep_instances";
 pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
 
@@ -21,6 +23,19 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "From the start of a turn to its commit",
+    },
+    MetricSpec {
+        name: TOOL_CALLS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Calls that the host made of tools of others, by source (agent, mcp, host) and outcome: ok, or the code of \
+               the error",
+    },
+    MetricSpec {
+        name: TOOL_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "From a call of a tool of others to its result, by source",
     },
     MetricSpec { name: INSTANCES, kind: MetricKind::Gauge, unit: Unit::Count, help: "Guests that run" },
     MetricSpec {

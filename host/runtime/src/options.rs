@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::Limits;
+use crate::{Limits, ToolGrant};
 use skep_outbound::ToolServer;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -32,6 +32,8 @@ pub struct RuntimeOptions {
     pub max_agents: usize,
     /// Whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
+    pub granted_tools: Vec<ToolGrant>,
 }
 
 impl Default for RuntimeOptions {
@@ -50,6 +52,7 @@ impl Default for RuntimeOptions {
             max_instances: 1_000,
             max_agents: 10_000,
             tool_servers: BTreeMap::new(),
+            granted_tools: Vec::new(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::{Limits, Outcome};
 use serde_json::Value;
 use skep_engine::{Usage, chat::ChatMessage};
+use skep_outbound::ToolHints;
 
 /// A deployed agent, in a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,11 @@ pub struct ToolDefinition {
     pub description: String,
     pub input_schema: Value,
     pub output_schema: Option<Value>,
+    pub hints: ToolHints,
+    /// How long one call may take.
+    pub timeout_ms: Option<u32>,
+    /// How often a call that failed is made again.
+    pub retries: u32,
 }
 
 /// A stored agent that could not be started again.

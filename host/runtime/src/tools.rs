@@ -7,14 +7,18 @@ use crate::{ToolDefinition, bindings::types};
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use skep_engine::{Constraint, Engine, chat::ToolSpec};
+use skep_outbound::ToolHints;
+use std::{sync::Arc, time::Duration};
 
 const MAX_TOOLS: usize = 128;
 const MAX_SCHEMA_BYTES: usize = 64 << 10;
 const MAX_DESCRIPTION_BYTES: usize = 16 << 10;
+const MAX_TIMEOUT_MS: u32 = 86_400_000;
+const MAX_RETRIES: u32 = 10;
 
 #[derive(Default)]
 pub(crate) struct Tools {
-    tools: Vec<Tool>,
+    tools: Vec<Arc<Tool>>,
 }
 
 pub(crate) struct Tool {
@@ -29,23 +33,25 @@ impl Tools {
         if described.len() > MAX_TOOLS {
             return Err(format!("it describes {} tools; at most {MAX_TOOLS} are allowed", described.len()));
         }
-        let mut tools: Vec<Tool> = Vec::with_capacity(described.len());
+        let mut tools: Vec<Arc<Tool>> = Vec::with_capacity(described.len());
         for tool in described {
             let name = tool.name.clone();
             if tools.iter().any(|other| other.definition.name == name) {
                 return Err(format!("it describes two tools with the name {name:?}"));
             }
             let tool = Tool::compile(tool).map_err(|why| format!("tool {name:?}: {why}"))?;
-            engine
-                .validate_constraint(&Constraint::JsonSchema(tool.definition.input_schema.clone()))
-                .map_err(|error| format!("tool {name:?}: its input schema cannot be decoded to: {error}"))?;
-            tools.push(tool);
+            tool.check_decodable(engine).map_err(|why| format!("tool {name:?}: {why}"))?;
+            tools.push(Arc::new(tool));
         }
         Ok(Tools { tools })
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Tool> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<Tool>> {
         self.tools.iter().find(|tool| tool.definition.name == name)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Tool>> {
+        self.tools.iter()
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
@@ -78,29 +84,73 @@ impl Tool {
             .map_err(|why| format!("the result of tool {:?} is not valid: {why}", self.definition.name))
     }
 
-    fn compile(tool: types::ToolDefinition) -> Result<Self, String> {
-        let character = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-        if tool.name.is_empty() || tool.name.len() > 64 || !tool.name.bytes().all(character) {
-            return Err("a tool's name has 1 to 64 of the characters a-z, A-Z, 0-9, _ and -".into());
-        }
-        if tool.description.len() > MAX_DESCRIPTION_BYTES {
-            let size = tool.description.len();
+    /// Whether a model can be held to the input schema.
+    pub(crate) fn check_decodable(&self, engine: &Engine) -> Result<(), String> {
+        engine
+            .validate_constraint(&Constraint::JsonSchema(self.definition.input_schema.clone()))
+            .map_err(|error| format!("its input schema cannot be decoded to: {error}"))
+    }
+
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.definition.timeout_ms.map(|ms| Duration::from_millis(ms.into()))
+    }
+
+    /// Checks a definition, whoever gave it.
+    pub(crate) fn new(definition: ToolDefinition) -> Result<Self, String> {
+        if definition.description.len() > MAX_DESCRIPTION_BYTES {
+            let size = definition.description.len();
             return Err(format!(
                 "its description has {size} bytes; at most {MAX_DESCRIPTION_BYTES} are allowed"
             ));
         }
-        let (input_schema, input) = schema("input", &tool.input_schema)?;
+        let input_schema = &definition.input_schema;
+        let input = compiled("input", input_schema)?;
         if !input_schema.is_object() || input_schema.get("type").is_some_and(|kind| kind != "object") {
             return Err("its input schema must describe an object: {\"type\": \"object\", …}".into());
         }
-        let (output_schema, output) = match &tool.output_schema {
-            Some(text) => schema("output", text).map(|(value, validator)| (Some(value), Some(validator)))?,
-            None => (None, None),
-        };
-        let definition =
-            ToolDefinition { name: tool.name, description: tool.description, input_schema, output_schema };
+        let output =
+            definition.output_schema.as_ref().map(|schema| compiled("output", schema)).transpose()?;
         Ok(Tool { definition, input, output })
     }
+
+    fn compile(tool: types::ToolDefinition) -> Result<Self, String> {
+        let types::ToolDefinition { name, description, hints, timeout_ms, retries, .. } = tool;
+        let character = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+        if name.is_empty() || name.len() > 64 || !name.bytes().all(character) {
+            return Err("a tool's name has 1 to 64 of the characters a-z, A-Z, 0-9, _ and -".into());
+        }
+        let hints = tool_hints(hints);
+        if timeout_ms.is_some_and(|ms| !(1..=MAX_TIMEOUT_MS).contains(&ms)) {
+            return Err(format!("its timeout may be 1 to {MAX_TIMEOUT_MS} ms"));
+        }
+        if retries > MAX_RETRIES {
+            return Err(format!("it asks for {retries} retries; at most {MAX_RETRIES} are allowed"));
+        }
+        if retries > 0 && !hints.may_repeat() {
+            return Err("it asks for retries and is neither read-only nor idempotent: a second call could do again what \
+                        the first one did; say which it is, or ask for no retries"
+                .into());
+        }
+        Tool::new(ToolDefinition {
+            name,
+            description,
+            input_schema: parsed("input", &tool.input_schema)?,
+            output_schema: tool.output_schema.as_deref().map(|text| parsed("output", text)).transpose()?,
+            hints,
+            timeout_ms,
+            retries,
+        })
+    }
+}
+
+pub(crate) fn tool_hints(hints: types::ToolHints) -> ToolHints {
+    let types::ToolHints { read_only, destructive, idempotent, open_world } = hints;
+    ToolHints { read_only, destructive, idempotent, open_world }
+}
+
+pub(crate) fn wit_hints(hints: ToolHints) -> types::ToolHints {
+    let ToolHints { read_only, destructive, idempotent, open_world } = hints;
+    types::ToolHints { read_only, destructive, idempotent, open_world }
 }
 
 /// Patterns are matched in linear time: a schema must not be able to stop the host.
@@ -111,17 +161,18 @@ pub(crate) fn validator(schema: &Value) -> Result<Validator, String> {
         .map_err(|error| format!("at {:?}: {error}", error.instance_path().to_string()))
 }
 
-fn schema(which: &str, text: &str) -> Result<(Value, Validator), String> {
+fn parsed(which: &str, text: &str) -> Result<Value, String> {
     if text.len() > MAX_SCHEMA_BYTES {
         return Err(format!(
             "its {which} schema has {} bytes; at most {MAX_SCHEMA_BYTES} are allowed",
             text.len()
         ));
     }
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| format!("its {which} schema is not JSON: {error}"))?;
-    let validator = validator(&value).map_err(|why| format!("its {which} schema does not compile: {why}"))?;
-    Ok((value, validator))
+    serde_json::from_str(text).map_err(|error| format!("its {which} schema is not JSON: {error}"))
+}
+
+fn compiled(which: &str, schema: &Value) -> Result<Validator, String> {
+    validator(schema).map_err(|why| format!("its {which} schema does not compile: {why}"))
 }
 
 fn validated(text: &str, validator: Option<&Validator>) -> Result<Value, String> {
@@ -145,6 +196,9 @@ mod tests {
             description: "finds".into(),
             input_schema: input.into(),
             output_schema: output.map(str::to_owned),
+            hints: wit_hints(ToolHints::default()),
+            timeout_ms: None,
+            retries: 0,
         })
     }
 
@@ -175,6 +229,35 @@ mod tests {
         ] {
             let message = tool(schema, None).err().expect(schema);
             assert!(message.contains(why), "{schema}: {message}");
+        }
+    }
+
+    #[test]
+    fn only_what_may_be_called_twice_is_retried() {
+        let compile = |hints: ToolHints, retries, timeout_ms| {
+            Tool::compile(types::ToolDefinition {
+                name: "pay".into(),
+                description: "pays".into(),
+                input_schema: "{\"type\":\"object\"}".into(),
+                output_schema: None,
+                hints: wit_hints(hints),
+                timeout_ms,
+                retries,
+            })
+            .map(|tool| tool.definition)
+        };
+        let neither = ToolHints { destructive: true, open_world: true, ..ToolHints::default() };
+        let idempotent = ToolHints { idempotent: true, ..neither };
+        for hints in [ToolHints { read_only: true, ..ToolHints::default() }, idempotent] {
+            assert_eq!(compile(hints, 2, Some(500)).expect("may be called twice").retries, 2);
+        }
+        for (hints, retries, timeout_ms, why) in [
+            (neither, 1, None, "neither read-only nor idempotent"),
+            (idempotent, 11, None, "at most 10"),
+            (neither, 0, Some(0), "1 to 86400000 ms"),
+        ] {
+            let message = compile(hints, retries, timeout_ms).expect_err(why);
+            assert!(message.contains(why), "{message}");
         }
     }
 }

@@ -42,6 +42,8 @@ skep.toml, every line optional:
   kv_tokens = 65536              # of each replica
   [limits]                       # ceilings for every agent
   memory_mb = 64
+  [grants]                       # what agents may be granted at most; nothing without it
+  tools = [\"agent:*/*\"]
   [http]
   drain_s = 30
   [telemetry]
@@ -55,6 +57,7 @@ All of its settings:
              rank_deadline_s
   [limits]   memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb, host_calls,
              host_call_kb, log_kb, concurrent_turns
+  [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name)
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
   [http]     max_body_bytes, drain_s

@@ -133,6 +133,14 @@ fn detail_json(agent: &AgentDetail) -> Value {
             "description": tool.description,
             "input_schema": tool.input_schema,
             "output_schema": tool.output_schema,
+            "hints": {
+                "read_only": tool.hints.read_only,
+                "destructive": tool.hints.destructive,
+                "idempotent": tool.hints.idempotent,
+                "open_world": tool.hints.open_world,
+            },
+            "timeout_ms": tool.timeout_ms,
+            "retries": tool.retries,
         })
     });
     value["tools"] = tools.collect();

@@ -4,6 +4,7 @@ use crate::{
     FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     component::{Compiler, Deployed, Prepared, Source},
     engine::WasmEngine,
+    host_tools::HostTools,
     session::LiveTurns,
 };
 use skep_engine::ModelSet;
@@ -11,7 +12,7 @@ use skep_store::{LogEntry, Store, VersionRow};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard,
+        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -29,6 +30,9 @@ pub(crate) struct Services {
     pub(crate) models: ModelSet,
     wasm: WasmEngine,
     compiler: Compiler,
+    pub(crate) host_tools: HostTools,
+    /// The host itself, for turns that call agents. It owns this.
+    host: OnceLock<Weak<super::Inner>>,
     instances: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
     closed: AtomicBool,
@@ -75,6 +79,8 @@ impl Services {
             models,
             wasm,
             compiler,
+            host_tools: HostTools::new(options),
+            host: OnceLock::new(),
             instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
             agents: RwLock::default(),
             closed: AtomicBool::new(false),
@@ -166,7 +172,7 @@ impl Services {
         ttls.collect()
     }
 
-    pub(super) fn ready(&self) -> Vec<Arc<Deployed>> {
+    pub(crate) fn ready(&self) -> Vec<Arc<Deployed>> {
         self.read().values().filter_map(Slot::ready).cloned().collect()
     }
 
@@ -224,6 +230,17 @@ impl Services {
             let session = session.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
             Some(RouteMatch { agent: agent.manifest.name.to_string(), session, parameters })
         })
+    }
+
+    pub(super) fn belongs_to(&self, host: &Arc<super::Inner>) {
+        let first = self.host.set(Arc::downgrade(host));
+        debug_assert!(first.is_ok(), "services belong to one host");
+    }
+
+    /// The host, while it is there.
+    pub(crate) fn host(&self) -> Option<super::AgentHost> {
+        let inner = self.host.get()?.upgrade()?;
+        Some(super::AgentHost { inner })
     }
 
     pub(crate) fn wasm(&self) -> &WasmEngine {

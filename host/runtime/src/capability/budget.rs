@@ -1,6 +1,8 @@
 //! What all generations of one turn share: who asks, by when, and how many tokens are left.
 
-use crate::{bindings::types::Error, component::Deployed, journal::Journal};
+use crate::{
+    bindings::types::Error, component::Deployed, host_tools::TurnTools, journal::Journal, tools::Tool,
+};
 use skep_engine::{Affinity, ModelSet, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,6 +22,8 @@ pub(crate) struct Turn {
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
     pub(crate) journal: Arc<Journal>,
+    /// Of others.
+    pub(crate) tools: TurnTools,
     spent: Mutex<Spent>,
 }
 
@@ -47,8 +51,15 @@ impl Turn {
         affinity: Affinity,
         deadline: Instant,
         journal: Arc<Journal>,
+        tools: TurnTools,
     ) -> Self {
-        Turn { agent, models, affinity, deadline, journal, spent: Mutex::default() }
+        Turn { agent, models, affinity, deadline, journal, tools, spent: Mutex::default() }
+    }
+
+    /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.
+    pub(crate) fn tool(&self, name: &str) -> Option<Arc<Tool>> {
+        let own = self.agent.tools.get(name).cloned();
+        own.or_else(|| self.tools.offered(name).map(|offered| offered.tool.clone()))
     }
 
     /// Sum of the turn's generations.

@@ -373,7 +373,7 @@ async fn follow_text(
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
 fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
     let arguments = calls.iter().map(|call| {
-        let tool = turn.agent.tools.get(&call.name);
+        let tool = turn.tool(&call.name);
         let tool = tool.ok_or_else(|| {
             Error::SchemaInvalid(format!("the model called {:?}, which is no tool", call.name))
         })?;
@@ -385,12 +385,14 @@ fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> 
 fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, Error> {
     let mut tools = Vec::with_capacity(options.tools.len().min(128));
     for name in &options.tools {
-        let Some(tool) = turn.agent.tools.get(name) else {
+        let Some(tool) = turn.tool(name) else {
             let known = turn.agent.tools.names().join(", ");
-            let message = format!("tools: the agent describes no tool {name:?}; it describes: {known}");
+            let message = format!(
+                "tools: the agent describes no tool {name:?} and has not listed one of this name; it describes: {known}"
+            );
             return Err(Error::InvalidArgument(message));
         };
-        if !tools.iter().any(|other: &skep_engine::chat::ToolSpec| other.name == *name) {
+        if !tools.iter().any(|other: &skep_engine::chat::ToolSpec| other.name == tool.definition.name) {
             tools.push(tool.spec());
         }
     }
@@ -412,7 +414,9 @@ fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, E
             inference::ToolChoice::Auto => ToolChoice::Auto,
             inference::ToolChoice::None => ToolChoice::None,
             inference::ToolChoice::Required => ToolChoice::Required,
-            inference::ToolChoice::Named(name) => ToolChoice::Named(name.clone()),
+            inference::ToolChoice::Named(name) => ToolChoice::Named(
+                turn.tool(name).map_or_else(|| name.clone(), |tool| tool.definition.name.clone()),
+            ),
         },
         // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
         parallel_tool_calls: false,

@@ -255,10 +255,10 @@ fn check_result(
     };
     let (content, outcome) = match outcome {
         Ok(text) => {
-            let tool = turn.agent.tools.get(&name);
+            let tool = turn.tool(&name);
             let value = match tool {
                 Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
-                // The agent was deployed anew without this tool, and answers a call from before.
+                // It was offered in an earlier turn, or the agent was deployed anew without it.
                 None => serde_json::from_str(&text).map_err(|error| {
                     Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}"))
                 })?,

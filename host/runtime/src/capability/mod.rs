@@ -12,6 +12,7 @@ pub(crate) mod inference;
 pub(crate) mod log;
 pub(crate) mod state;
 mod text_stream;
+mod tools;
 mod wasi;
 
 pub(crate) use budget::Turn;
@@ -93,6 +94,7 @@ impl HasData for Capabilities {
 pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Result<()> {
     bindings::inference::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::state::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::tools::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::log::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     wasmtime_wasi::p2::add_to_linker_async(linker)
 }

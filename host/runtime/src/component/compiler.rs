@@ -58,7 +58,7 @@ impl ComponentCompiler {
     }
 
     /// The code of a component that imports nothing beyond `grants`.
-    pub(crate) async fn compile(&self, source: Source, grants: Grants) -> Result<Compiled, CompileError> {
+    pub(crate) async fn compile(&self, source: Source, grants: &Grants) -> Result<Compiled, CompileError> {
         let (digest, mut bytes) = match source {
             Source::Stored { digest } => (digest, None),
             Source::Sent(bytes) => {

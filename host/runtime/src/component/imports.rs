@@ -12,7 +12,7 @@ enum Verdict {
     Unknown,
 }
 
-pub(super) fn check(component: &Component, engine: &Engine, grants: Grants) -> Result<(), String> {
+pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> Result<(), String> {
     let kind = component.component_type();
     for (name, _) in kind.imports(engine) {
         match verdict(name, grants) {
@@ -24,8 +24,8 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: Grants) -> R
             }
             Verdict::Unknown => {
                 return Err(format!(
-                    "it imports {name}, which this host does not have; it has skep:agent/inference, state and log, \
-                     WASI 0.2 without files and network, and what [grants] in agent.toml adds"
+                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools and \
+                     log, WASI 0.2 without files and network, and what [grants] in agent.toml adds"
                 ));
             }
         }
@@ -33,13 +33,15 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: Grants) -> R
     Ok(())
 }
 
-fn verdict(import: &str, grants: Grants) -> Verdict {
+fn verdict(import: &str, grants: &Grants) -> Verdict {
     let Some((package, interface)) = import.split_once('/') else { return Verdict::Unknown };
     let (interface, version) = interface.split_once('@').unwrap_or((interface, ""));
     let granted = |granted: bool, line| if granted { Verdict::Allowed } else { Verdict::Needs(line) };
     let wasi_0_2 = version.starts_with("0.2.");
     match package {
-        "skep:agent" if ["types", "inference", "state", "log"].contains(&interface) => Verdict::Allowed,
+        "skep:agent" if ["types", "inference", "state", "tools", "log"].contains(&interface) => {
+            Verdict::Allowed
+        }
         "wasi:cli" | "wasi:io" | "wasi:filesystem" | "wasi:sockets" if wasi_0_2 => Verdict::Allowed,
         "wasi:clocks" if wasi_0_2 => granted(grants.clocks, "clocks"),
         "wasi:random" if wasi_0_2 => granted(grants.random, "random"),
@@ -53,20 +55,17 @@ mod tests {
 
     #[test]
     fn only_what_is_granted_or_empty_may_be_imported() {
-        let clocks = Grants { clocks: true, random: false };
-        let allowed = |name, grants| matches!(verdict(name, grants), Verdict::Allowed);
-        assert!(allowed("skep:agent/inference@0.1.0", Grants::default()));
-        assert!(allowed("wasi:cli/environment@0.2.3", Grants::default()));
-        assert!(allowed("wasi:clocks/wall-clock@0.2.0", clocks));
-        assert!(matches!(
-            verdict("wasi:clocks/wall-clock@0.2.0", Grants::default()),
-            Verdict::Needs("clocks")
-        ));
-        assert!(matches!(verdict("wasi:random/random@0.2.0", clocks), Verdict::Needs("random")));
+        let (clocks, none) = (Grants { clocks: true, ..Grants::default() }, Grants::default());
+        let allowed = |name, grants: &Grants| matches!(verdict(name, grants), Verdict::Allowed);
+        assert!(allowed("skep:agent/inference@0.1.0", &none));
+        assert!(allowed("wasi:cli/environment@0.2.3", &none));
+        assert!(allowed("wasi:clocks/wall-clock@0.2.0", &clocks));
+        assert!(matches!(verdict("wasi:clocks/wall-clock@0.2.0", &none), Verdict::Needs("clocks")));
+        assert!(matches!(verdict("wasi:random/random@0.2.0", &clocks), Verdict::Needs("random")));
         for name in
-            ["wasi:http/outgoing-handler@0.2.0", "skep:agent/tools@0.1.0", "env", "wasi:cli/stdout@0.3.0"]
+            ["wasi:http/outgoing-handler@0.2.0", "skep:agent/files@0.1.0", "env", "wasi:cli/stdout@0.3.0"]
         {
-            assert!(matches!(verdict(name, clocks), Verdict::Unknown), "{name}");
+            assert!(matches!(verdict(name, &clocks), Verdict::Unknown), "{name}");
         }
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Journal {
     inner: Mutex<Inner>,
     /// Whether something is on its way to the store.
     writing: watch::Sender<bool>,
+    /// The last position that is stored; the highest there is once nothing more will be.
+    stored: watch::Sender<u64>,
 }
 
 struct Inner {
@@ -93,6 +95,7 @@ enum Past {
     Begun {
         tokens: Vec<u32>,
         shown_bytes: usize,
+        dispatched: bool,
     },
     Ended {
         result: serde_json::Value,
@@ -147,6 +150,7 @@ impl Journal {
             order: Order::new(),
             inner: Mutex::new(inner),
             writing: watch::Sender::new(false),
+            stored: watch::Sender::new(last_position),
         }))
     }
 
@@ -172,7 +176,9 @@ impl Journal {
             Some(Recorded { result: Some(result), order, .. }) => {
                 Past::Ended { result, place: self.order.place(order) }
             }
-            Some(Recorded { tokens, shown_bytes, .. }) => Past::Begun { tokens, shown_bytes },
+            Some(Recorded { tokens, shown_bytes, dispatched, .. }) => {
+                Past::Begun { tokens, shown_bytes, dispatched }
+            }
         };
         Ok(Call { number, identity, past })
     }
@@ -228,6 +234,21 @@ impl Journal {
         }
         let record = Record::Tokens { call: call.identity.clone(), ids: ids.to_vec(), text: text.to_owned() };
         self.append(&mut inner, call.number, [record]);
+    }
+
+    /// A call that may not be made twice is about to be made: after this, [`Call::was_dispatched`] knows it.
+    pub(crate) async fn dispatched(self: &Arc<Self>, call: &Call) -> Result<(), Stopped> {
+        let position = {
+            let mut inner = self.lock();
+            self.append(&mut inner, call.number, [Record::Dispatched { call: call.identity.clone() }]);
+            if !matches!(inner.failure, Failure::None) {
+                return Err(Stopped);
+            }
+            inner.last_position
+        };
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.stored.subscribe().wait_for(|stored| *stored >= position).await;
+        if matches!(self.lock().failure, Failure::None) { Ok(()) } else { Err(Stopped) }
     }
 
     /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
@@ -316,11 +337,13 @@ impl Journal {
                 let mut inner = self.lock();
                 inner.waiting.clear();
                 inner.fail(error);
+                self.stored.send_replace(u64::MAX);
             }
         }
     }
 
     async fn store_and_show(&self, waiting: Vec<Waiting>) -> Result<(), RuntimeError> {
+        let last_position = waiting.last().map_or(0, |last| last.position);
         let mut shown = Vec::new();
         let mut records = Vec::with_capacity(waiting.len());
         for Waiting { position, call, record } in waiting {
@@ -339,6 +362,7 @@ impl Journal {
             return Err(RuntimeError::LimitExceeded { limit: "journal_bytes", message });
         }
         self.store.append_records(self.turn, records).await?;
+        self.stored.send_replace(last_position);
         if let Some((id, _)) = shown.last() {
             self.lock().last_shown = *id;
         }
@@ -367,6 +391,16 @@ impl Call {
             Past::Begun { tokens, .. } => tokens,
             Past::None | Past::Ended { .. } => &[],
         }
+    }
+
+    /// The call in the turn; the same when the turn is run again.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.
+    pub(crate) fn was_dispatched(&self) -> bool {
+        matches!(self.past, Past::Begun { dispatched: true, .. })
     }
 
     /// Bytes of text that the caller was shown before.

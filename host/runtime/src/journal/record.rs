@@ -19,6 +19,8 @@ pub(crate) struct Identity {
 pub(super) enum Record {
     /// Tokens that a generation produced, and the text that the caller was shown with them.
     Tokens { call: Identity, ids: Vec<u32>, text: String },
+    /// A call that may not be made twice is about to be made.
+    Dispatched { call: Identity },
     /// What a call came to.
     Result { call: Identity, value: Value },
     /// Something else that the caller was shown.
@@ -47,7 +49,7 @@ impl Record {
         match self {
             Record::Tokens { text, .. } if !text.is_empty() => Some(RunEvent::Delta { text: text.clone() }),
             Record::Event(event) => Some(event.clone()),
-            Record::Tokens { .. } | Record::Result { .. } => None,
+            Record::Tokens { .. } | Record::Dispatched { .. } | Record::Result { .. } => None,
         }
     }
 }

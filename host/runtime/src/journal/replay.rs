@@ -14,6 +14,8 @@ pub(super) struct Recorded {
     pub(super) tokens: Vec<u32>,
     /// Bytes of their text that the caller was shown.
     pub(super) shown_bytes: usize,
+    /// It was made, or was about to be.
+    pub(super) dispatched: bool,
     pub(super) result: Option<Value>,
     /// How many results came before this one.
     pub(super) order: u32,
@@ -45,6 +47,11 @@ impl Replay {
                     recorded.identity = Some(call);
                     recorded.tokens.extend(ids);
                     recorded.shown_bytes += text.len();
+                }
+                Record::Dispatched { call } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.dispatched = true;
                 }
                 Record::Result { call, value } => {
                     let recorded = replay.calls.entry(record.call).or_default();

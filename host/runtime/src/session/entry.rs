@@ -69,7 +69,7 @@ impl Entry {
                 received_at_ms,
                 attempt,
             }),
-            Origin::Tool(ToolOrigin { name }) => Entry::Tool(tool_handler::Invocation {
+            Origin::Tool(ToolOrigin { name, .. }) => Entry::Tool(tool_handler::Invocation {
                 name,
                 arguments: data.unwrap_or_else(|| "{}".to_owned()),
                 session,

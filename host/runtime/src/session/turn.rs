@@ -12,7 +12,7 @@ use super::{
     turn_span,
 };
 use crate::{
-    Invocation, Outcome, RunEvent, RuntimeError,
+    Invocation, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
     capability::{
         ConversationSet, Turn, TurnContext,
@@ -21,6 +21,7 @@ use crate::{
     },
     component::Deployed,
     feed::TurnEnd,
+    host_tools::TurnTools,
     instance,
     journal::{self, Journal},
     metric,
@@ -131,6 +132,9 @@ impl Actor {
         let entry = Entry::new(invocation, number, received_at_ms);
         let services = self.services.clone();
         let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, entry).await;
+        if is_attached || !self.is_gone() {
+            turn.tools.called.cancel(&services);
+        }
         // Why the journal cannot go on is why the guest was stopped.
         let result = match journal.close().await {
             Err(error) => Err(error),
@@ -230,7 +234,13 @@ impl Actor {
             session: Some(session.clone()),
             parent: None,
         };
-        let turn = Turn::new(agent.clone(), services.models.clone(), affinity, deadline, journal.clone());
+        let callers = match &invocation.origin {
+            Origin::Tool(origin) => origin.callers.clone(),
+            _ => Vec::new(),
+        };
+        let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), callers);
+        let models = services.models.clone();
+        let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools);
         let turn = Arc::new(turn);
         let context = TurnContext::new(
             Some(turn.clone()),

@@ -12,3 +12,4 @@ mod hostile;
 mod inference;
 mod limits;
 mod sessions;
+mod tools;

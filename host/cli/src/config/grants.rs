@@ -1,0 +1,39 @@
+//! `[grants]` of `skep.toml`: what agents may be granted at most.
+
+use serde::Deserialize;
+use skep_runtime::{RuntimeOptions, ToolGrant};
+
+/// The operator's part of what agents are granted. What is left out is granted to nobody.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GrantsConfig {
+    /// Tools of others that agents may call, such as `agent:orders/find_order`, `mcp:files/*` or `agent:*/*`.
+    pub tools: Vec<ToolGrant>,
+}
+
+impl GrantsConfig {
+    pub(super) fn apply(&self, options: &mut RuntimeOptions) {
+        options.granted_tools.clone_from(&self.tools);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{config::Config, server::ServerOptions};
+
+    #[test]
+    fn tools_are_granted_that_the_file_names_and_no_others() {
+        let applied = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+            options.runtime.granted_tools.into_iter().map(String::from).collect::<Vec<_>>()
+        };
+        assert!(applied("").is_empty());
+        assert_eq!(
+            applied("[grants]\ntools = [\"agent:*/*\", \"mcp:files/read\"]\n"),
+            ["agent:*/*", "mcp:files/read"]
+        );
+        let error = Config::parse("[grants]\ntools = [\"orders\"]\n").expect_err("no tool").to_string();
+        assert!(error.contains("\"orders\" is no tool's name"), "{error}");
+    }
+}

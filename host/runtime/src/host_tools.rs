@@ -1,0 +1,354 @@
+//! Tools that the host calls for an agent: of other agents, and of MCP servers.
+//!
+//! The way of a call: the grants of developer and operator (`grant`) → the tool, wherever it is, with its schema → the
+//! arguments are validated → the call, until its deadline → the result is validated → the journal, so that a turn that
+//! is run again gets the same result and does nothing twice. A call of another agent is a turn with an idempotency key,
+//! and is found again; a call of anything else that may not be made twice is noted before it is made.
+
+mod agents;
+mod catalog;
+mod grant;
+mod tool_name;
+
+pub use tool_name::ToolGrant;
+
+pub(crate) use agents::CalledTurns;
+pub(crate) use catalog::Offered;
+pub(crate) use tool_name::ToolName;
+
+use crate::{
+    RuntimeOptions,
+    agent_host::Services,
+    bindings::tools::{CallOptions, ToolError, ToolInfo},
+    capability::Turn,
+    component::Deployed,
+    journal::{Call, Identity, Stopped},
+    metric,
+    tools::Tool,
+};
+use catalog::Catalog;
+use serde_json::Value;
+use skep_outbound::{ToolServer, ToolServerError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tracing::Instrument;
+
+/// Calls of one turn that run at the same time; others wait.
+const MAX_AT_ONCE: usize = 16;
+/// Of a result. In the journal it is written as a string, which takes up to twice as much.
+const MAX_RESULT_BYTES: usize = 768 << 10;
+const MAX_ARGUMENT_BYTES: usize = 1 << 20;
+
+/// What the host has to call, for all turns.
+pub(crate) struct HostTools {
+    servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// What the operator allows at most.
+    ceiling: Vec<ToolGrant>,
+    catalog: Catalog,
+}
+
+/// The calls of one turn.
+pub(crate) struct TurnTools {
+    pub(crate) services: Arc<Services>,
+    pub(crate) turn_id: String,
+    /// Agents whose calls led to this turn, the first one first.
+    pub(crate) callers: Vec<String>,
+    pub(crate) called: CalledTurns,
+    at_once: Semaphore,
+    /// What the model may be offered, by the names that it is given.
+    offered: Mutex<BTreeMap<String, Arc<Offered>>>,
+}
+
+/// A tool that was found, and how to call it.
+enum Target {
+    Agent { agent: Arc<Deployed>, tool: Arc<Tool> },
+    Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
+}
+
+impl HostTools {
+    pub(crate) fn new(options: &RuntimeOptions) -> Self {
+        let (servers, ceiling) = (options.tool_servers.clone(), options.granted_tools.clone());
+        HostTools { servers, ceiling, catalog: Catalog::default() }
+    }
+}
+
+impl TurnTools {
+    pub(crate) fn new(services: Arc<Services>, turn_id: String, callers: Vec<String>) -> Self {
+        let (called, offered) = (CalledTurns::default(), Mutex::default());
+        TurnTools { services, turn_id, callers, called, at_once: Semaphore::new(MAX_AT_ONCE), offered }
+    }
+
+    /// A tool that this turn listed, by either of its names.
+    pub(crate) fn offered(&self, name: &str) -> Option<Arc<Offered>> {
+        let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        offered.get(name).or_else(|| offered.values().find(|tool| tool.name == name)).cloned()
+    }
+
+    fn offer(&self, tools: impl IntoIterator<Item = Arc<Offered>>) {
+        let tools = tools.into_iter().map(|offered| (offered.tool.definition.name.clone(), offered));
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner).extend(tools);
+    }
+}
+
+impl Target {
+    fn tool(&self) -> &Arc<Tool> {
+        match self {
+            Target::Agent { tool, .. } | Target::Server { tool, .. } => tool,
+        }
+    }
+}
+
+/// Calls a tool, or tells again what it gave.
+pub(crate) async fn call(
+    turn: &Arc<Turn>,
+    name: &str,
+    arguments: &str,
+    options: &CallOptions,
+) -> Result<Result<String, ToolError>, Stopped> {
+    let mut call = turn.journal.call(Identity::new("tools.call", &(name, arguments, options)))?;
+    if let Some((result, place)) = turn.journal.recorded(&mut call)? {
+        place.reached().await;
+        return Ok(result);
+    }
+    let (agent, source) = (
+        turn.agent.manifest.name.to_string(),
+        name.parse().map_or("unknown", |name: ToolName| name.source()),
+    );
+    let span = tracing::info_span!(
+        "tool",
+        otel.name = %format_args!("execute_tool {}", crate::capability::log::cut(name, 80)),
+        otel.status_code = tracing::field::Empty,
+        gen_ai.operation.name = "execute_tool",
+        gen_ai.tool.name = crate::capability::log::cut(name, 80),
+        error.type = tracing::field::Empty,
+    );
+    let started = Instant::now();
+    let result = make(turn, &call, name, arguments, options).instrument(span.clone()).await?;
+    let outcome = result.as_ref().map_or_else(code, |_| "ok");
+    if result.is_err() {
+        span.record("error.type", outcome);
+        span.record("otel.status_code", "ERROR");
+    }
+    metrics::counter!(metric::TOOL_CALLS, "agent" => agent, "source" => source, "outcome" => outcome)
+        .increment(1);
+    metrics::histogram!(metric::TOOL_TIME, "source" => source).record(started.elapsed());
+    // What only the end of the turn stopped is made again when the turn is run again.
+    if !matches!(result, Err(ToolError::Cancelled)) {
+        turn.journal.ended(&call, &result, Vec::new());
+    }
+    Ok(result)
+}
+
+/// The call itself: everything between the guest's words and the journal.
+async fn make(
+    turn: &Arc<Turn>,
+    call: &Call,
+    name: &str,
+    arguments: &str,
+    options: &CallOptions,
+) -> Result<Result<String, ToolError>, Stopped> {
+    let (name, target, arguments) = match prepare(turn, name, arguments).await {
+        Ok(prepared) => prepared,
+        Err(error) => return Ok(Err(error)),
+    };
+    let tool = target.tool().clone();
+    let hints = tool.definition.hints;
+    if let Target::Server { .. } = &target
+        && !hints.may_repeat()
+    {
+        if call.was_dispatched() {
+            let message =
+                format!("the host was started again while {name} ran; look whether it did its work");
+            return Ok(Err(ToolError::Interrupted(message)));
+        }
+        turn.journal.dispatched(call).await?;
+    }
+    let Ok(_one) = turn.tools.at_once.acquire().await else { return Ok(Err(ToolError::Cancelled)) };
+    let asked = options.timeout_ms.map(|ms| Duration::from_millis(ms.into()));
+    let timeout = asked.into_iter().chain(tool.timeout()).min();
+    let mut attempt = 0;
+    loop {
+        let result = attempt_once(turn, call, attempt, &name, &target, arguments.clone(), timeout).await;
+        let retries = tool.definition.retries;
+        match result {
+            Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Unavailable(_))
+                if attempt < retries =>
+            {
+                tokio::time::sleep(backoff(attempt, turn.journal.seed_for(call))).await;
+                attempt += 1;
+            }
+            result => return Ok(result.and_then(|value| checked_result(&tool, &value))),
+        }
+    }
+}
+
+async fn attempt_once(
+    turn: &Arc<Turn>,
+    call: &Call,
+    attempt: u32,
+    name: &ToolName,
+    target: &Target,
+    arguments: Value,
+    timeout: Option<Duration>,
+) -> Result<Value, ToolError> {
+    let result = async {
+        match target {
+            Target::Agent { agent, tool } => agents::call(turn, call, attempt, agent, tool, arguments).await,
+            Target::Server { server, tool } => {
+                server.call(name.tool(), arguments).await.map_err(|error| server_error(error, tool))
+            }
+        }
+    };
+    match timeout {
+        None => result.await,
+        Some(timeout) => match tokio::time::timeout(timeout, result).await {
+            Ok(result) => result,
+            Err(_elapsed) => {
+                turn.tools.called.cancel_one(&turn.tools.services, call.number());
+                Err(ToolError::TimedOut(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)))
+            }
+        },
+    }
+}
+
+/// What can be said before anything is called: that the call is granted, the tool there, and the arguments right.
+async fn prepare(
+    turn: &Arc<Turn>,
+    name: &str,
+    arguments: &str,
+) -> Result<(ToolName, Target, Value), ToolError> {
+    // The model's own word for it serves as well.
+    let offered = turn.tools.offered(name);
+    let name = offered.as_ref().map_or(name, |offered| &offered.name);
+    let name: ToolName = name.parse().map_err(ToolError::Unknown)?;
+    let tools = &turn.tools.services.host_tools;
+    grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
+    if arguments.len() > MAX_ARGUMENT_BYTES {
+        let message = format!("{} bytes; at most {MAX_ARGUMENT_BYTES} are allowed", arguments.len());
+        return Err(ToolError::InvalidArguments(message));
+    }
+    let target = find(turn, &name).await?;
+    let arguments = target.tool().arguments(arguments).map_err(ToolError::InvalidArguments)?;
+    Ok((name, target, arguments))
+}
+
+async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
+    match name {
+        ToolName::Agent { agent, tool } => {
+            let agent = agents::callable(&turn.tools.services, agent).map_err(ToolError::Unknown)?;
+            let Some(tool) = agent.tools.get(tool).cloned() else {
+                let known = agent.tools.names();
+                return Err(unknown(name, known.iter().map(String::as_str)));
+            };
+            Ok(Target::Agent { agent, tool })
+        }
+        ToolName::Server { server: server_name, tool } => {
+            let HostTools { servers, catalog, .. } = &turn.tools.services.host_tools;
+            let Some(server) = servers.get(server_name) else {
+                let known: Vec<&str> = servers.keys().map(String::as_str).collect();
+                let message =
+                    format!("skep.toml names no MCP server {server_name:?}; it names: {}", known.join(", "));
+                return Err(ToolError::Unknown(message));
+            };
+            let served = server.tools().await.map_err(|error| ToolError::Unavailable(error.to_string()))?;
+            let Some(found) = served.iter().find(|served| served.name == *tool) else {
+                return Err(unknown(name, served.iter().map(|served| served.name.as_str())));
+            };
+            let tool = catalog
+                .compiled(&found.name, found)
+                .map_err(|why| ToolError::Failed(format!("{name} cannot be called: {why}")))?;
+            Ok(Target::Server { server: server.clone(), tool })
+        }
+        ToolName::Host { .. } => Err(ToolError::Unknown(format!("this host has no {name}"))),
+    }
+}
+
+fn unknown<'a>(name: &ToolName, known: impl Iterator<Item = &'a str>) -> ToolError {
+    let known: Vec<&str> = known.take(20).collect();
+    ToolError::Unknown(format!("there is no {name}; there are: {}", known.join(", ")))
+}
+
+fn server_error(error: ToolServerError, tool: &Tool) -> ToolError {
+    match error {
+        ToolServerError::Failed(message) => ToolError::Failed(message),
+        ToolServerError::Unavailable(message) => {
+            tracing::debug!(tool = tool.definition.name, "a tool's server is unavailable: {message}");
+            ToolError::Unavailable(message)
+        }
+    }
+}
+
+fn checked_result(tool: &Tool, value: &Value) -> Result<String, ToolError> {
+    let text = value.to_string();
+    if text.len() > MAX_RESULT_BYTES {
+        let message = format!("the result has {} bytes; at most {MAX_RESULT_BYTES} are allowed", text.len());
+        return Err(ToolError::Failed(message));
+    }
+    tool.result(&text).map_err(ToolError::Failed)?;
+    Ok(text)
+}
+
+/// Twice as long after each failure, and for each call a little different, so that calls that failed together do not come
+/// again together.
+fn backoff(attempt: u32, seed: u64) -> Duration {
+    const FIRST_MS: u64 = 100;
+    const LONGEST_MS: u64 = 10_000;
+    let longest = (FIRST_MS << attempt.min(16)).min(LONGEST_MS);
+    let draw = seed.rotate_left(attempt * 7) % (longest / 2 + 1);
+    Duration::from_millis(longest / 2 + draw)
+}
+
+/// The name of an error, for metrics and traces.
+fn code(error: &ToolError) -> &'static str {
+    match error {
+        ToolError::Unknown(_) => "unknown",
+        ToolError::Denied(_) => "denied",
+        ToolError::InvalidArguments(_) => "invalid_arguments",
+        ToolError::Failed(_) => "failed",
+        ToolError::TimedOut(_) => "timed_out",
+        ToolError::Unavailable(_) => "unavailable",
+        ToolError::Interrupted(_) => "interrupted",
+        ToolError::Cancelled => "cancelled",
+    }
+}
+
+/// What the agent may call now, or what it was told before a restart.
+pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
+    let mut call = turn.journal.call(Identity::new("tools.list", &()))?;
+    let listed = match turn.journal.recorded(&mut call)? {
+        Some((listed, place)) => {
+            place.reached().await;
+            listed
+        }
+        None => {
+            let listed = catalog::list(turn).await;
+            turn.journal.ended(&call, &listed, Vec::new());
+            listed
+        }
+    };
+    let catalog = &turn.tools.services.host_tools.catalog;
+    turn.tools.offer(listed.iter().filter_map(|info| catalog.offered(info)));
+    Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_wait_longer_each_time_and_never_too_long() {
+        for seed in [0, 1, 0x9e37_79b9_7f4a_7c15, u64::MAX] {
+            for attempt in 0..40 {
+                let longest = Duration::from_millis((100u64 << attempt.min(16)).min(10_000));
+                let wait = backoff(attempt, seed);
+                assert!((longest / 2..=longest).contains(&wait), "attempt {attempt} of {seed}: {wait:?}");
+            }
+        }
+        let waits: Vec<Duration> = (0..64).map(|seed| backoff(3, seed)).collect();
+        assert!(waits.iter().any(|wait| *wait != waits[0]), "not all together");
+    }
+}

@@ -1,0 +1,164 @@
+//! Tools of other agents: each call is a turn of the agent that has the tool.
+//!
+//! The turn is in a session that belongs to the session of the caller, has the caller's principal, and ends by the caller's
+//! deadline. Its idempotency key is the caller's turn and call: a caller that is run again finds it. When the caller's
+//! turn ends, so do the turns that it called and no longer waits for.
+
+use crate::{
+    Invocation, Origin, RuntimeError, ToolOrigin, agent_host::Services, bindings::tools::ToolError,
+    capability::Turn, component::Deployed, journal::Call, tools::Tool,
+};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use skep_engine::EngineError;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Agents that wait for each other, one below the other.
+const MAX_DEPTH: usize = 8;
+/// Of a session's id.
+const MAX_SESSION_BYTES: usize = 128;
+
+/// Turns of other agents that a turn waits for, by the numbers of its calls.
+#[derive(Default)]
+pub(crate) struct CalledTurns(Mutex<BTreeMap<u32, String>>);
+
+/// While it is there, the called turn is waited for.
+struct Waited<'a> {
+    called: &'a CalledTurns,
+    call: u32,
+}
+
+impl CalledTurns {
+    fn wait(&self, call: u32, turn_id: &str) -> Waited<'_> {
+        self.lock().insert(call, turn_id.to_owned());
+        Waited { called: self, call }
+    }
+
+    /// Cancels those that nobody waits for any more, because the caller's turn has ended.
+    pub(crate) fn cancel(&self, services: &Services) {
+        for turn_id in std::mem::take(&mut *self.lock()).values() {
+            if let Some(feed) = services.live.get(turn_id) {
+                feed.cancel();
+            }
+        }
+    }
+
+    /// Cancels the turn of one call, whose result nobody will read.
+    pub(super) fn cancel_one(&self, services: &Services, call: u32) {
+        let turn_id = self.lock().remove(&call);
+        if let Some(feed) = turn_id.and_then(|turn_id| services.live.get(&turn_id)) {
+            feed.cancel();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waited<'_> {
+    /// The called turn has ended.
+    fn ended(self) {
+        self.called.lock().remove(&self.call);
+    }
+}
+
+/// The version in force of an agent whose tools others may call.
+pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>, String> {
+    let agent = services.agent(agent).map_err(|error| error.to_string())?;
+    if !is_callable(&agent) {
+        let name = &agent.manifest.name;
+        return Err(format!(
+            "agent {name} does not let others call its tools: it lacks the export skep:agent/tool-handler; build it anew \
+             with skep-sdk"
+        ));
+    }
+    Ok(agent)
+}
+
+pub(super) fn is_callable(agent: &Deployed) -> bool {
+    agent.pre.takes_tool_calls()
+}
+
+/// Runs the turn, or finds it again.
+pub(super) async fn call(
+    turn: &Arc<Turn>,
+    call: &Call,
+    attempt: u32,
+    agent: &Arc<Deployed>,
+    tool: &Tool,
+    arguments: Value,
+) -> Result<Value, ToolError> {
+    let callee = agent.manifest.name.to_string();
+    let callers = chain(turn, &callee)?;
+    let services = &turn.tools.services;
+    let Some(host) = services.host() else { return Err(ToolError::Cancelled) };
+    let invocation = Invocation {
+        principal: turn.affinity.tenant.clone(),
+        agent: callee.clone(),
+        session: session_of(turn),
+        text: String::new(),
+        data: Some(arguments),
+        origin: Origin::Tool(ToolOrigin { name: tool.definition.name.clone(), callers }),
+        deadline: Some(turn.deadline),
+        idempotency_key: Some(format!("tool:{}:{}:{attempt}", turn.tools.turn_id, call.number())),
+        detached: true,
+    };
+    let handle = host.invoke(invocation).await.map_err(|error| refusal(&callee, error))?;
+    // The host ends when its last handle goes; a turn that waits must not keep it.
+    drop(host);
+    let waited = turn.tools.called.wait(call.number(), handle.turn_id());
+    let ended = handle.outcome().await;
+    waited.ended();
+    match ended {
+        Ok(outcome) => {
+            outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} gave no result")))
+        }
+        Err(error) => Err(refusal(&callee, error)),
+    }
+}
+
+/// The agents above the called one, the caller last.
+fn chain(turn: &Turn, callee: &str) -> Result<Vec<String>, ToolError> {
+    let mut callers = turn.tools.callers.clone();
+    callers.push(turn.agent.manifest.name.to_string());
+    if callers.iter().any(|caller| caller == callee) {
+        let way = callers.join(" → ");
+        let message = format!("agent {callee} would wait for itself: {way} → {callee}; break the circle");
+        return Err(ToolError::Denied(message));
+    }
+    if callers.len() > MAX_DEPTH {
+        let message = format!("agents call each other {MAX_DEPTH} deep at most: {}", callers.join(" → "));
+        return Err(ToolError::Denied(message));
+    }
+    Ok(callers)
+}
+
+/// One session of the called agent for each session that calls it.
+fn session_of(turn: &Turn) -> String {
+    let caller = turn.agent.manifest.name.as_str();
+    let session = turn.affinity.session.as_deref().unwrap_or_default();
+    let readable = format!("{caller}~{session}");
+    if readable.len() <= MAX_SESSION_BYTES {
+        return readable;
+    }
+    let digest = Sha256::digest(session);
+    format!("{caller}~{}", &crate::component::hex(&digest)[..40])
+}
+
+/// What the end of the called turn means to who called.
+fn refusal(callee: &str, error: RuntimeError) -> ToolError {
+    match error {
+        RuntimeError::ToolFailed { message } => ToolError::Failed(message),
+        RuntimeError::TurnFailed { code: "tool_failed", message } => ToolError::Failed(message),
+        RuntimeError::MailboxFull { .. }
+        | RuntimeError::TooManyTurns { .. }
+        | RuntimeError::Engine(EngineError::Busy { .. })
+        | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
+        RuntimeError::ShuttingDown => ToolError::Cancelled,
+        error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),
+    }
+}

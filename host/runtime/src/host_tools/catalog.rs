@@ -1,0 +1,186 @@
+//! What a turn may be offered: the granted tools as they are described, with the names and the compiled schemas that a
+//! model is held to.
+//!
+//! Descriptions of others change without notice. What a turn was told is in its journal, and everything here follows from
+//! that; so a turn that is run again offers its model what it offered before.
+
+use super::{HostTools, agents, grant, tool_name::ToolName};
+use crate::{
+    ToolDefinition,
+    bindings::tools::ToolInfo,
+    capability::Turn,
+    tools::{Tool, tool_hints, wit_hints},
+};
+use sha2::{Digest, Sha256};
+use skep_outbound::{ServedTool, ToolHints};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Of one list. What is over is left out, and the log says so.
+const MAX_LISTED: usize = 256;
+const MAX_LISTED_BYTES: usize = 512 << 10;
+/// Compiled schemas that are kept.
+const MAX_KEPT: usize = 2_048;
+
+/// A tool as the model of one turn knows it: its name there is that of `tool`.
+pub(crate) struct Offered {
+    /// By which the host calls it.
+    pub(crate) name: String,
+    pub(crate) tool: Arc<Tool>,
+}
+
+/// Compiled tools of others, by everything that was compiled.
+#[derive(Default)]
+pub(super) struct Catalog {
+    compiled: Mutex<HashMap<[u8; 32], Arc<Tool>>>,
+    /// Whether a model can be held to a schema, by the model and the schema.
+    decodable: Mutex<HashMap<[u8; 32], bool>>,
+}
+
+impl Catalog {
+    /// A tool of a server under this name.
+    pub(super) fn compiled(&self, name: &str, served: &ServedTool) -> Result<Arc<Tool>, String> {
+        let ServedTool { description, input_schema, output_schema, hints, .. } = served.clone();
+        self.compile(ToolDefinition {
+            name: name.to_owned(),
+            description,
+            input_schema,
+            output_schema,
+            hints,
+            timeout_ms: None,
+            retries: 0,
+        })
+    }
+
+    /// What the model may be offered of a tool that was listed.
+    pub(super) fn offered(&self, info: &ToolInfo) -> Option<Arc<Offered>> {
+        let definition = ToolDefinition {
+            name: info.model_name.clone()?,
+            description: info.description.clone(),
+            input_schema: serde_json::from_str(&info.input_schema).ok()?,
+            output_schema: info.output_schema.as_ref().and_then(|schema| serde_json::from_str(schema).ok()),
+            hints: tool_hints(info.hints),
+            timeout_ms: None,
+            retries: 0,
+        };
+        let tool = self.compile(definition).ok()?;
+        Some(Arc::new(Offered { name: info.name.clone(), tool }))
+    }
+
+    fn compile(&self, definition: ToolDefinition) -> Result<Arc<Tool>, String> {
+        let ToolDefinition { name, description, input_schema, output_schema, hints, .. } = &definition;
+        let ToolHints { read_only, destructive, idempotent, open_world } = hints;
+        let hints = [read_only, destructive, idempotent, open_world];
+        let key = digest(&(name, description, input_schema, output_schema, hints));
+        if let Some(tool) = self.compiled.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(tool.clone());
+        }
+        let tool = Arc::new(Tool::new(definition)?);
+        keep(&self.compiled, key, tool.clone());
+        Ok(tool)
+    }
+
+    /// Whether the model of this turn's agent can be held to the tool's input schema.
+    fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
+        let Ok(engine) = turn.models.get(Some(&turn.agent.model)) else { return false };
+        let key = digest(&(&turn.agent.model, &tool.definition.input_schema));
+        if let Some(known) = self.decodable.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return *known;
+        }
+        let checked = tool.check_decodable(&engine);
+        if let Err(why) = &checked {
+            tracing::warn!(tool = tool.definition.name, "no model is offered this tool: {why}");
+        }
+        keep(&self.decodable, key, checked.is_ok());
+        checked.is_ok()
+    }
+}
+
+fn keep<T>(kept: &Mutex<HashMap<[u8; 32], T>>, key: [u8; 32], value: T) {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    if kept.len() >= MAX_KEPT {
+        kept.clear();
+    }
+    kept.insert(key, value);
+}
+
+fn digest(of: &impl serde::Serialize) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    serde_json::to_writer(&mut hasher, of).expect("strings and JSON are always JSON");
+    hasher.finalize().into()
+}
+
+/// All tools that the agent may call and that can be reached now.
+pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
+    let mut listed: Vec<ToolInfo> = Vec::new();
+    let mut bytes = 0;
+    for (name, tool) in granted(turn).await {
+        let info = info(turn, &name, &tool);
+        bytes += info.description.len()
+            + info.input_schema.len()
+            + info.output_schema.as_ref().map_or(0, String::len);
+        if listed.len() >= MAX_LISTED || bytes > MAX_LISTED_BYTES {
+            let agent = turn.agent.manifest.name.as_str();
+            tracing::warn!(
+                agent,
+                "more tools are granted than one list takes; {name} and what follows are left out"
+            );
+            break;
+        }
+        listed.push(info);
+    }
+    listed
+}
+
+/// Of every agent and server of which anything is granted, in the order of their names.
+async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
+    let services = &turn.tools.services;
+    let HostTools { servers, ceiling, catalog } = &services.host_tools;
+    let grants = &turn.agent.manifest.grants.tools;
+    let mut found = Vec::new();
+    for agent in services.ready() {
+        let name =
+            |tool: &str| ToolName::Agent { agent: agent.manifest.name.to_string(), tool: tool.to_owned() };
+        if agents::is_callable(&agent) && grants.iter().any(|grant| grant.covers_owner(&name(""))) {
+            found.extend(agent.tools.iter().map(|tool| (name(&tool.definition.name), tool.clone())));
+        }
+    }
+    for (server_name, server) in servers {
+        let name = |tool: &str| ToolName::Server { server: server_name.clone(), tool: tool.to_owned() };
+        if !grants.iter().any(|grant| grant.covers_owner(&name(""))) {
+            continue;
+        }
+        match server.tools().await {
+            Ok(served) => {
+                found.extend(served.iter().filter_map(
+                    |served| match catalog.compiled(&served.name, served) {
+                        Ok(tool) => Some((name(&served.name), tool)),
+                        Err(why) => {
+                            tracing::warn!("{} is left out: {why}", name(&served.name));
+                            None
+                        }
+                    },
+                ));
+            }
+            Err(error) => tracing::warn!(server = server_name, "its tools are not there: {error}"),
+        }
+    }
+    found.retain(|(name, _)| grant::check(&turn.agent.manifest, ceiling, name).is_ok());
+    found
+}
+
+fn info(turn: &Turn, name: &ToolName, tool: &Tool) -> ToolInfo {
+    let catalog = &turn.tools.services.host_tools.catalog;
+    let is_own = |minted: &str| turn.agent.tools.get(minted).is_some();
+    let ToolDefinition { description, input_schema, output_schema, hints, .. } = &tool.definition;
+    ToolInfo {
+        name: name.to_string(),
+        model_name: catalog.is_decodable(turn, tool).then(|| name.for_model(is_own)),
+        description: description.clone(),
+        input_schema: input_schema.to_string(),
+        output_schema: output_schema.as_ref().map(ToString::to_string),
+        hints: wit_hints(*hints),
+    }
+}

@@ -1,0 +1,47 @@
+//! Whether an agent may call a tool: its developer asked for it, and the operator allows it.
+
+use super::tool_name::{ToolGrant, ToolName};
+use crate::Manifest;
+
+/// The error names the line that would allow it.
+pub(super) fn check(manifest: &Manifest, ceiling: &[ToolGrant], name: &ToolName) -> Result<(), String> {
+    let covered = |grants: &[ToolGrant]| grants.iter().any(|grant| grant.covers(name));
+    let lacks = |file| {
+        format!(
+            "agent {} may not call {name}; add \"{name}\" to `tools` under [grants] in {file}",
+            manifest.name
+        )
+    };
+    if !covered(&manifest.grants.tools) {
+        return Err(lacks("agent.toml"));
+    }
+    if !covered(ceiling) {
+        return Err(lacks("skep.toml, which is the operator's"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_must_allow_and_a_denial_names_the_line() {
+        let manifest = |tools: &str| {
+            Manifest::from_toml(&format!("name = \"a\"\n[grants]\ntools = [{tools}]")).expect("valid")
+        };
+        let name = "agent:orders/find".parse().expect("a name");
+        let ceiling = |text: &str| [ToolGrant::try_from(text.to_owned()).expect("a grant")];
+        let denied = check(&manifest(""), &ceiling("agent:*/*"), &name).expect_err("nobody asked for it");
+        assert!(
+            denied.contains("add \"agent:orders/find\" to `tools` under [grants] in agent.toml"),
+            "{denied}"
+        );
+        let asked = manifest("\"agent:orders/*\"");
+        assert_eq!(check(&asked, &ceiling("agent:*/*"), &name), Ok(()));
+        assert_eq!(check(&asked, &ceiling("agent:orders/find"), &name), Ok(()));
+        let denied = check(&asked, &ceiling("mcp:orders/*"), &name).expect_err("the operator does not");
+        assert!(denied.contains("in skep.toml"), "{denied}");
+        check(&asked, &[], &name).expect_err("an operator who says nothing grants nothing");
+    }
+}

@@ -1,0 +1,209 @@
+//! Names of tools that the host calls for agents, and the lines that grant them.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::{fmt, fmt::Write as _, str::FromStr};
+
+const MAX_BYTES: usize = 256;
+/// Of a name that a model is given.
+const MAX_MODEL_NAME_BYTES: usize = 64;
+const FORMS: &str = "`http/fetch`, `agent:NAME/TOOL` or `mcp:SERVER/TOOL`";
+
+/// Where a tool is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ToolName {
+    /// The host's own.
+    Host { tool: String },
+    /// Of another agent of this host.
+    Agent { agent: String, tool: String },
+    /// Of an MCP server.
+    Server { server: String, tool: String },
+}
+
+/// A line of `tools` under `[grants]`: one tool, or with `*` in the place of the tool all of an agent or a server; with
+/// `*` in the place of the agent or the server too, all of all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ToolGrant(ToolName);
+
+impl ToolName {
+    /// The kind, for metrics.
+    pub(crate) fn source(&self) -> &'static str {
+        match self {
+            ToolName::Host { .. } => "host",
+            ToolName::Agent { .. } => "agent",
+            ToolName::Server { .. } => "mcp",
+        }
+    }
+
+    /// The name that a model is given: the same in every turn, different for different tools, and not `is_taken` by one of
+    /// the agent's own.
+    pub(crate) fn for_model(&self, is_taken: impl Fn(&str) -> bool) -> String {
+        let (kind, owner, tool) = match self {
+            ToolName::Host { tool } => ("host", None, tool),
+            ToolName::Agent { agent, tool } => ("agent", Some(agent), tool),
+            ToolName::Server { server, tool } => ("mcp", Some(server), tool),
+        };
+        let owner = owner.map(|owner| format!("_{owner}")).unwrap_or_default();
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let readable = format!("{kind}{owner}_{tool}");
+        // Agents and servers have no `_` in their names: nothing else reads the same.
+        if readable.len() <= MAX_MODEL_NAME_BYTES && readable.chars().all(plain) && !is_taken(&readable) {
+            return readable;
+        }
+        let digest = Sha256::digest(self.to_string());
+        let suffix = digest.iter().take(6).fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        let kept = readable.chars().map(|c| if plain(c) { c } else { '_' });
+        let kept: String = kept.take(MAX_MODEL_NAME_BYTES - 1 - suffix.len()).collect();
+        format!("{kept}_{suffix}")
+    }
+
+    pub(crate) fn tool(&self) -> &str {
+        match self {
+            ToolName::Host { tool } | ToolName::Agent { tool, .. } | ToolName::Server { tool, .. } => tool,
+        }
+    }
+}
+
+impl FromStr for ToolName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shown: String = text.chars().take(80).collect();
+        let invalid = |why: &str| format!("{shown:?} is no tool's name: {why}; it is {FORMS}");
+        if text.len() > MAX_BYTES {
+            return Err(invalid(&format!("it has more than {MAX_BYTES} bytes")));
+        }
+        let (owner, tool) = text.split_once('/').ok_or_else(|| invalid("it has no `/`"))?;
+        if tool.is_empty() || tool.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(invalid("what follows `/` is empty, or has white space in it"));
+        }
+        let tool = tool.to_owned();
+        let named = |owner: &str| {
+            let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+            if owner == "*" || ((1..=64).contains(&owner.len()) && owner.bytes().all(plain)) {
+                return Ok(owner.to_owned());
+            }
+            Err(invalid("what stands between `:` and `/` has 1 to 64 of the characters a-z, 0-9 and -"))
+        };
+        match owner.split_once(':') {
+            None if owner == "http" && tool == "fetch" => Ok(ToolName::Host { tool }),
+            Some(("agent", agent)) => Ok(ToolName::Agent { agent: named(agent)?, tool }),
+            Some(("mcp", server)) => Ok(ToolName::Server { server: named(server)?, tool }),
+            _ => Err(invalid("what stands before `/` is unknown")),
+        }
+    }
+}
+
+impl fmt::Display for ToolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ToolName::Host { tool } => write!(f, "http/{tool}"),
+            ToolName::Agent { agent, tool } => write!(f, "agent:{agent}/{tool}"),
+            ToolName::Server { server, tool } => write!(f, "mcp:{server}/{tool}"),
+        }
+    }
+}
+
+impl ToolGrant {
+    pub(crate) fn covers(&self, name: &ToolName) -> bool {
+        self.covers_owner(name) && ["*", name.tool()].contains(&self.0.tool())
+    }
+
+    /// Whether it covers any tool at all beside `name`.
+    pub(crate) fn covers_owner(&self, name: &ToolName) -> bool {
+        let same = |granted: &str, owner: &str| granted == "*" || granted == owner;
+        match (&self.0, name) {
+            (ToolName::Host { .. }, ToolName::Host { .. }) => true,
+            (ToolName::Agent { agent: granted, .. }, ToolName::Agent { agent, .. }) => same(granted, agent),
+            (ToolName::Server { server: granted, .. }, ToolName::Server { server, .. }) => {
+                same(granted, server)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl TryFrom<String> for ToolGrant {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map(ToolGrant)
+    }
+}
+
+impl From<ToolGrant> for String {
+    fn from(grant: ToolGrant) -> Self {
+        grant.0.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> ToolName {
+        text.parse().expect(text)
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_others_are_refused() {
+        for text in ["http/fetch", "agent:orders/find_order", "mcp:files/read.file", "mcp:files/a/b"] {
+            assert_eq!(name(text).to_string(), text);
+        }
+        for text in [
+            "",
+            "fetch",
+            "http/get",
+            "agent:/x",
+            "agent:A/x",
+            "agent:a/",
+            "mcp:a_b/x",
+            "web:a/x",
+            "mcp:a/x y",
+        ] {
+            let why = text.parse::<ToolName>().expect_err(text);
+            assert!(why.contains("agent:NAME/TOOL"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_grant_covers_its_tool_or_all_of_one_owner() {
+        let covers =
+            |grant: &str, tool| ToolGrant::try_from(grant.to_owned()).expect(grant).covers(&name(tool));
+        assert!(covers("agent:orders/find", "agent:orders/find"));
+        assert!(!covers("agent:orders/find", "agent:orders/find_all"));
+        assert!(covers("agent:orders/*", "agent:orders/find"));
+        assert!(!covers("agent:orders/*", "agent:orders2/find"));
+        assert!(!covers("agent:orders/*", "mcp:orders/find"));
+        assert!(!covers("http/fetch", "mcp:http/fetch"));
+        assert!(covers("agent:*/*", "agent:orders/find") && covers("agent:*/find", "agent:orders/find"));
+        assert!(!covers("agent:*/*", "mcp:files/read") && !covers("agent:*/find", "agent:orders/lose"));
+    }
+
+    #[test]
+    fn models_are_given_names_that_they_can_say_and_that_differ() {
+        let free = |_: &str| false;
+        assert_eq!(name("agent:orders/find_order").for_model(free), "agent_orders_find_order");
+        assert_eq!(name("http/fetch").for_model(free), "host_fetch");
+        let all = [
+            "agent:orders/find",
+            "mcp:orders/find",
+            "mcp:files/read.file",
+            "mcp:files/read_file",
+            "mcp:files/read/file",
+            &format!("mcp:files/{}a", "x".repeat(80)),
+            &format!("mcp:files/{}b", "x".repeat(80)),
+        ]
+        .map(|text| name(text).for_model(free));
+        for (index, minted) in all.iter().enumerate() {
+            assert!(minted.len() <= 64 && !all[..index].contains(minted), "{minted}");
+            assert!(minted.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-'), "{minted}");
+        }
+        let taken = name("agent:orders/find").for_model(|minted| minted == "agent_orders_find");
+        assert!(taken.starts_with("agent_orders_find_") && taken.len() <= 64);
+    }
+}
