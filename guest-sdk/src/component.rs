@@ -20,7 +20,7 @@ use std::sync::Once;
 use serde_json::Value;
 
 use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-use self::bindings::skep::agent::{inference as wit, log, state, tools, types};
+use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, types};
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
@@ -155,6 +155,10 @@ impl Host for Bindings {
         value: &[u8],
     ) -> Result<bool, StateError> {
         state::compare_and_set(key, expected, value).map_err(state_error_from)
+    }
+
+    fn sleep(&self, ms: u32) -> Task<'_, ()> {
+        Box::pin(timer::sleep(ms))
     }
 
     fn tools(&self) -> Task<'_, Vec<HostTool>> {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
@@ -68,6 +69,11 @@ impl Context {
     /// Tools of other agents, of MCP servers and of the host, as far as they are granted.
     pub fn host_tools(&self) -> HostTools<'_> {
         HostTools { host: &*self.host, timeout_ms: None }
+    }
+
+    /// Waits. A turn that is run again does not wait again.
+    pub async fn sleep(&self, duration: Duration) {
+        self.host.sleep(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)).await;
     }
 
     /// The agent's log, which `skep logs` shows.

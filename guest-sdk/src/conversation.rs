@@ -14,7 +14,7 @@ use crate::host_tools::OfferedTools;
 use crate::options::option_methods;
 use crate::{
     AgentError, Context, Entry, GenerateOptions, Generation, InferenceError, Output, Reply, ToolCall,
-    ToolChoice, Usage, join_all, schema,
+    ToolChoice, Usage, attempt, join_all, schema,
 };
 
 const DEFAULT_MAX_ROUNDS: u32 = 8;
@@ -97,7 +97,8 @@ impl<'a> Conversation<'a> {
     /// Generates, calls the tools that the model asks for, hands it their results, and so on until it answers.
     ///
     /// The calls of one round run at the same time. What a tool returns as its error is told to the model and does
-    /// not end the run.
+    /// not end the run; a tool that gives no result within its `timeout_ms` is given up, and one with `retries` is called
+    /// again first.
     pub async fn run(mut self) -> Result<Reply, AgentError> {
         let host = self.host.clone()?;
         let mut options =
@@ -241,5 +242,5 @@ async fn call_tool(cx: &Context, offered: &OfferedTools, call: &ToolCall) -> Res
     let Some(tool) = cx.tools().iter().find(|tool| tool.name == call.name) else {
         return Err(format!("there is no tool `{}`", call.name));
     };
-    (tool.call)(cx, call.arguments.clone()).await.map_err(|error| error.message().to_owned())
+    attempt::call(cx, tool, &call.id, &call.arguments).await
 }

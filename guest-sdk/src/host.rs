@@ -47,6 +47,7 @@ pub trait Host {
         expected: Option<&[u8]>,
         value: &[u8],
     ) -> Result<bool, StateError>;
+    fn sleep(&self, ms: u32) -> Task<'_, ()>;
     fn tools(&self) -> Task<'_, Vec<HostTool>>;
     fn call_tool<'a>(
         &'a self,

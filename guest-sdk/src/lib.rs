@@ -70,6 +70,7 @@ mod schema;
 
 mod error;
 
+mod attempt;
 mod host;
 mod join;
 

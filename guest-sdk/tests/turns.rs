@@ -370,6 +370,64 @@ fn alarms_events_and_tool_calls_are_turns_of_their_own() {
     assert!(error.contains("on_alarm"), "{error}");
 }
 
+mod flaky {
+    use super::*;
+
+    /// Fails so many times before it gives how often it was called.
+    #[tool(idempotent, retries = 2)]
+    pub async fn shaky(cx: &Context, failures: u32) -> Result<u32, ToolError> {
+        let calls: u32 = cx.state().get_or_default("calls")?;
+        cx.state().set("calls", &(calls + 1))?;
+        if calls < failures { Err(format!("failure {}", calls + 1).into()) } else { Ok(calls + 1) }
+    }
+
+    /// Takes so long.
+    #[tool(read_only, timeout_ms = 500)]
+    pub async fn slow(cx: &Context, seconds: u64) -> Result<String, ToolError> {
+        cx.sleep(std::time::Duration::from_secs(seconds)).await;
+        Ok("slept".into())
+    }
+}
+
+/// Calls tools that fail or take long.
+#[agent(tools = [flaky::shaky, flaky::slow])]
+async fn patient(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    cx.conversation().user(message.text).run().await
+}
+
+#[test]
+fn a_tool_that_may_be_called_again_is_and_no_more_often_than_it_says() {
+    for (failures, expected) in [(0, Ok(json!(1))), (2, Ok(json!(3))), (3, Err("failure 3".to_owned()))] {
+        let model = ScriptedModel::new().call("shaky", json!({"failures": failures})).text("So.");
+        let outcome = Harness::new(patient).model(model).send("go").unwrap();
+        assert_eq!(outcome.tool_calls[0].outcome, expected, "{failures} failures");
+    }
+}
+
+#[test]
+fn a_tool_that_takes_too_long_is_given_up_and_the_others_of_its_round_are_not() {
+    let calls = [
+        ("slow", json!({"seconds": 3600})),
+        ("shaky", json!({"failures": 2})),
+        ("slow", json!({"seconds": 0})),
+    ];
+    let outcome =
+        Harness::new(patient).model(ScriptedModel::new().calls(calls).text("So.")).send("go").unwrap();
+    let mut outcomes = outcome.tool_calls.into_iter().map(|call| call.outcome);
+    let late = outcomes.next().unwrap().unwrap_err();
+    assert!(late.contains("`slow` gave no result within 500 ms"), "{late}");
+    assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(json!(3)), Ok(json!("slept"))]);
+}
+
+#[test]
+fn what_a_tool_does_to_the_world_is_part_of_its_definition() {
+    let [shaky, slow] = patient().tools().try_into().unwrap();
+    assert!(shaky.hints.idempotent && !shaky.hints.read_only && !shaky.hints.destructive);
+    assert_eq!((shaky.retries, shaky.timeout_ms), (2, None));
+    assert!(slow.hints.read_only && !slow.hints.idempotent);
+    assert_eq!((slow.retries, slow.timeout_ms), (0, Some(500)));
+}
+
 /// Calls the orders' agent, by itself or through its model.
 #[agent]
 async fn desk(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {

@@ -16,12 +16,18 @@ impl Wake for Unpark {
 
 /// Runs a future to its end, for tests that call an async function such as a tool directly.
 pub fn block_on<F: Future>(future: F) -> F::Output {
+    block_on_or(future, || false)
+}
+
+/// The same. When nothing can go on, `idle` is asked first whether it made something go on.
+pub(super) fn block_on_or<F: Future>(future: F, mut idle: impl FnMut() -> bool) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut cx = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
         match future.as_mut().poll(&mut cx) {
             Poll::Ready(output) => return output,
+            Poll::Pending if idle() => {}
             Poll::Pending => thread::park(),
         }
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::block_on;
+use super::block_on::block_on_or;
 use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
 use crate::context::TurnInfo;
@@ -210,7 +210,7 @@ impl Harness {
             world.saved.clone()
         };
         let host = Rc::new(MemoryHost::new(self.world.clone()));
-        let result = block_on(turn(self.agent, host));
+        let result = block_on_or(turn(self.agent, host), || self.world.borrow_mut().pass_time());
         let mut world = self.world.borrow_mut();
         if let Some(fault) = world.fault.take() {
             panic!("the script does not fit the agent: {fault}");

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::task::Poll;
 
 use serde_json::Value;
 
@@ -43,6 +44,10 @@ pub struct World {
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
     tools: Vec<ToolDefinition>,
     calls_made: u64,
+    /// Milliseconds that turns have waited. Time passes only when nothing else can happen.
+    clock_ms: u64,
+    /// When the next of those who wait goes on.
+    next_ms: Option<u64>,
 }
 
 impl World {
@@ -57,7 +62,16 @@ impl World {
             host_tools: Vec::new(),
             tools,
             calls_made: 0,
+            clock_ms: 0,
+            next_ms: None,
         }
+    }
+
+    /// Lets time pass until somebody who waits goes on. Whether anybody waits.
+    pub fn pass_time(&mut self) -> bool {
+        let next_ms = self.next_ms.take();
+        self.clock_ms = next_ms.unwrap_or(self.clock_ms);
+        next_ms.is_some()
     }
 
     fn fail(&mut self, fault: String) -> InferenceError {
@@ -281,6 +295,18 @@ impl Host for MemoryHost {
             return Ok(false);
         }
         self.state_set(key, value).map(|()| true)
+    }
+
+    fn sleep(&self, ms: u32) -> Task<'_, ()> {
+        let until_ms = self.world.borrow().clock_ms + u64::from(ms);
+        Box::pin(std::future::poll_fn(move |_| {
+            let mut world = self.world.borrow_mut();
+            if world.clock_ms >= until_ms {
+                return Poll::Ready(());
+            }
+            world.next_ms = Some(world.next_ms.map_or(until_ms, |next_ms| next_ms.min(until_ms)));
+            Poll::Pending
+        }))
     }
 
     fn tools(&self) -> Task<'_, Vec<HostTool>> {

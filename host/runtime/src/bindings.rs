@@ -13,4 +13,4 @@ wasmtime::component::bindgen!({
 });
 
 pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-pub(crate) use skep::agent::{inference, log, state, tools, types};
+pub(crate) use skep::agent::{inference, log, state, timer, tools, types};

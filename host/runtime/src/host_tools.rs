@@ -126,6 +126,7 @@ pub(crate) async fn call(
         gen_ai.tool.name = crate::capability::log::cut(name, 80),
         error.type = tracing::field::Empty,
     );
+    turn.journal.caught_up().await;
     let started = Instant::now();
     let result = make(turn, &call, name, arguments, options).instrument(span.clone()).await?;
     let outcome = result.as_ref().map_or_else(code, |_| "ok");

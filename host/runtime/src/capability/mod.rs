@@ -12,6 +12,7 @@ pub(crate) mod inference;
 pub(crate) mod log;
 pub(crate) mod state;
 mod text_stream;
+mod timer;
 mod tools;
 mod wasi;
 
@@ -95,6 +96,7 @@ pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Resul
     bindings::inference::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::state::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::tools::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::timer::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::log::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     wasmtime_wasi::p2::add_to_linker_async(linker)
 }

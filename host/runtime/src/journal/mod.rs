@@ -130,7 +130,7 @@ impl Journal {
         feed: Arc<Feed>,
         records: Vec<skep_store::Record>,
     ) -> Result<Arc<Self>, RuntimeError> {
-        let Replay { calls, shown, last_position } = Replay::read(records)?;
+        let Replay { calls, shown, last_position, results } = Replay::read(records)?;
         let last_shown = shown.last().map_or(0, |(id, _)| *id);
         feed.publish(shown);
         let inner = Inner {
@@ -147,7 +147,7 @@ impl Journal {
             turn,
             seed,
             feed,
-            order: Order::new(),
+            order: Order::new(results),
             inner: Mutex::new(inner),
             writing: watch::Sender::new(false),
             stored: watch::Sender::new(last_position),
@@ -234,6 +234,12 @@ impl Journal {
         }
         let record = Record::Tokens { call: call.identity.clone(), ids: ids.to_vec(), text: text.to_owned() };
         self.append(&mut inner, call.number, [record]);
+    }
+
+    /// Resolves when everything that was answered before a restart has been answered again. A call that has no result yet waits
+    /// for that before it does anything: the guest may be about to give it up, as it did the first time.
+    pub(crate) async fn caught_up(&self) {
+        self.order.ended().await;
     }
 
     /// A call that may not be made twice is about to be made: after this, [`Call::was_dispatched`] knows it.

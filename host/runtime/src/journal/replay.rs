@@ -27,12 +27,12 @@ pub(super) struct Replay {
     pub(super) calls: BTreeMap<u32, Recorded>,
     pub(super) shown: Vec<(u64, RunEvent)>,
     pub(super) last_position: u64,
+    pub(super) results: u32,
 }
 
 impl Replay {
     pub(super) fn read(records: Vec<skep_store::Record>) -> Result<Self, RuntimeError> {
         let mut replay = Replay::default();
-        let mut results = 0;
         for record in records {
             let decoded = Record::decode(&record.body).map_err(|error| RuntimeError::Internal {
                 message: format!("record {} of the turn's journal is unreadable: {error}", record.position),
@@ -57,8 +57,8 @@ impl Replay {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.result = Some(value);
-                    recorded.order = results;
-                    results += 1;
+                    recorded.order = replay.results;
+                    replay.results += 1;
                 }
                 Record::Event(_) => {}
             }
@@ -72,6 +72,8 @@ impl Replay {
 #[derive(Debug)]
 pub(super) struct Order {
     delivered: watch::Sender<u32>,
+    /// Results that there are.
+    results: u32,
 }
 
 /// The place of one result. Dropping it lets the next one through.
@@ -82,8 +84,14 @@ pub(crate) struct Place {
 }
 
 impl Order {
-    pub(super) fn new() -> Self {
-        Order { delivered: watch::Sender::new(0) }
+    pub(super) fn new(results: u32) -> Self {
+        Order { delivered: watch::Sender::new(0), results }
+    }
+
+    /// Resolves when all of them have been delivered.
+    pub(super) async fn ended(&self) {
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.delivered.subscribe().wait_for(|delivered| *delivered >= self.results).await;
     }
 
     pub(super) fn place(&self, place: u32) -> Place {

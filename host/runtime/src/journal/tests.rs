@@ -178,3 +178,26 @@ async fn draws_are_a_function_of_the_turns_seed_and_their_purpose() {
     let calls = [0, 1].map(|index| one.call(identity("generate", index)).expect("live"));
     assert_ne!(one.seed_for(&calls[0]), one.seed_for(&calls[1]));
 }
+
+#[tokio::test]
+async fn a_call_without_a_result_waits_for_all_results_that_there_were() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let given_up = journal.call(identity("tools.call", 1)).expect("live");
+    journal.caught_up().await;
+    journal.dispatched(&given_up).await.expect("stored");
+    journal.immediate(identity("sleep", 500), || ()).expect("live");
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let again = journal.call(identity("tools.call", 1)).expect("recorded");
+    assert!(again.was_dispatched());
+    let mut caught_up = std::pin::pin!(journal.caught_up());
+    assert!(polled_once(caught_up.as_mut()).is_pending(), "the wait that ended the call comes first");
+    journal.immediate(identity("sleep", 500), || ()).expect("recorded");
+    caught_up.await;
+}
+
+fn polled_once<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
+    future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}

@@ -1,0 +1,34 @@
+//! `skep:agent/timer`: waiting. That a wait ended, and among what, is in the journal.
+
+use super::{Capabilities, TurnContext};
+use crate::{
+    bindings::timer::{Host, HostWithStore},
+    journal::Identity,
+};
+use std::time::Duration;
+use wasmtime::component::Accessor;
+
+impl HostWithStore<TurnContext> for Capabilities {
+    async fn sleep(accessor: &Accessor<TurnContext, Self>, ms: u32) -> wasmtime::Result<()> {
+        let turn = accessor.with(|mut access| {
+            let context = access.get();
+            context.charge(0)?;
+            wasmtime::error::Ok(context.turn.clone())
+        })?;
+        // While an agent is described nothing is journalled, and its deadline bounds the wait.
+        let Some(turn) = turn else {
+            tokio::time::sleep(Duration::from_millis(ms.into())).await;
+            return Ok(());
+        };
+        let mut call = turn.journal.call(Identity::new("sleep", &ms))?;
+        if let Some(((), place)) = turn.journal.recorded(&mut call)? {
+            place.reached().await;
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(ms.into())).await;
+        turn.journal.ended(&call, &(), Vec::new());
+        Ok(())
+    }
+}
+
+impl Host for TurnContext {}
