@@ -13,13 +13,13 @@ pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions,
-    session::Sessions,
+    ToolDefinition, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
 use skep_store::{LogRow, Store};
 use std::{sync::Arc, time::Duration};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 const MAX_PAGE: u32 = 1_000;
 
@@ -80,8 +80,18 @@ impl AgentHost {
         self.inner.services.failed()
     }
 
+    /// Changes whenever an agent is deployed, rolled back or removed. The number says nothing else.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.inner.services.changes()
+    }
+
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
         Ok(self.inner.services.agent(name)?.detail())
+    }
+
+    /// A tool that others may call, with [`crate::Origin::Tool`].
+    pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
+        self.inner.services.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
     }
 
     /// Removes an agent with its sessions and logs. Turns that run are cancelled.

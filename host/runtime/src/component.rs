@@ -18,9 +18,10 @@ use crate::{
     exports::AgentPre,
     instance,
     summary::{AgentDetail, AgentSummary},
-    tools::Tools,
+    tools::{Tool, Tools},
 };
 use compiler::{CompileError, Compiled, ComponentCompiler};
+use serde_json::Value;
 use skep_engine::{EngineError, ModelSet};
 use skep_store::{LogEntry, Store};
 use std::{fmt::Write, sync::Arc};
@@ -159,11 +160,45 @@ impl Deployed {
         }
     }
 
+    /// A tool that others may call.
+    pub(crate) fn callable(&self, tool: &str) -> Result<&Arc<Tool>, RuntimeError> {
+        let invalid = |message| RuntimeError::InvalidMessage { message };
+        let agent = &self.manifest.name;
+        if !self.pre.takes_tool_calls() {
+            return Err(invalid(format!(
+                "agent {agent} does not let others call its tools: its component does not export \
+                 skep:agent/tool-handler@0.1.0"
+            )));
+        }
+        self.tools.get(tool).ok_or_else(|| {
+            let tool: String = tool.chars().take(80).collect();
+            let known = match self.tools.names() {
+                none if none.is_empty() => "it has none".to_owned(),
+                names => format!("it has {}", names.join(", ")),
+            };
+            invalid(format!("agent {agent} has no tool {tool:?}; {known}"))
+        })
+    }
+
+    /// That a tool can be called with these arguments.
+    pub(crate) fn check_call(&self, tool: &str, arguments: Option<&Value>) -> Result<(), RuntimeError> {
+        let none = Value::Object(Default::default());
+        let checked = self.callable(tool)?.check_arguments(arguments.unwrap_or(&none));
+        checked.map_err(|message| RuntimeError::InvalidMessage { message })
+    }
+
+    /// That what a tool gave back is what it said that it gives.
+    pub(crate) fn check_result(&self, tool: &str, result: Option<&Value>) -> Result<(), RuntimeError> {
+        let checked = self.tools.get(tool).map(|tool| tool.check_result(result.unwrap_or(&Value::Null)));
+        checked.unwrap_or(Ok(())).map_err(|message| RuntimeError::AgentFailed { message })
+    }
+
     pub(crate) fn detail(&self) -> AgentDetail {
         AgentDetail {
             summary: self.summary(),
             manifest_toml: self.manifest.to_toml(),
             tools: self.tools.definitions(),
+            takes_tool_calls: self.pre.takes_tool_calls(),
             limits: self.limits,
         }
     }

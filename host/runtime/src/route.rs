@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Paths of the host itself.
-const RESERVED: [&str; 4] = ["v1", "healthz", "readyz", "metrics"];
+const RESERVED: [&str; 5] = ["v1", "mcp", "healthz", "readyz", "metrics"];
 const MAX_SEGMENTS: usize = 16;
 const MAX_BYTES: usize = 512;
 
@@ -180,6 +180,7 @@ mod tests {
             ("/", "must name a path"),
             ("/v1/agents", "would shadow the host's own /v1"),
             ("/metrics", "would shadow"),
+            ("/mcp", "would shadow the host's own /mcp"),
             ("/{session}", "begins with a parameter"),
             ("/a//b", "empty part"),
             ("/a/{Session}", "its name needs"),

@@ -27,6 +27,8 @@ pub struct AgentDetail {
     pub summary: AgentSummary,
     pub manifest_toml: String,
     pub tools: Vec<ToolDefinition>,
+    /// Whether others may call them: the agent exports `tool-handler`.
+    pub takes_tool_calls: bool,
     /// In force.
     pub limits: Limits,
 }

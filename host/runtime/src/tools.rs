@@ -15,6 +15,8 @@ const MAX_SCHEMA_BYTES: usize = 64 << 10;
 const MAX_DESCRIPTION_BYTES: usize = 16 << 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
 const MAX_RETRIES: u32 = 10;
+/// Of what is wrong with a value.
+const MAX_COMPLAINT_CHARS: usize = 1_000;
 
 #[derive(Default)]
 pub(crate) struct Tools {
@@ -74,14 +76,30 @@ impl Tool {
 
     /// The arguments as JSON, if they are what the tool takes.
     pub(crate) fn arguments(&self, text: &str) -> Result<Value, String> {
-        validated(text, Some(&self.input))
-            .map_err(|why| format!("the arguments for tool {:?} are not valid: {why}", self.definition.name))
+        let value = json(text).map_err(|why| self.bad_arguments(&why))?;
+        self.check_arguments(&value).map(|()| value)
+    }
+
+    pub(crate) fn check_arguments(&self, arguments: &Value) -> Result<(), String> {
+        check(arguments, Some(&self.input)).map_err(|why| self.bad_arguments(&why))
     }
 
     /// The result as JSON, if it is what the tool gives.
     pub(crate) fn result(&self, text: &str) -> Result<Value, String> {
-        validated(text, self.output.as_ref())
-            .map_err(|why| format!("the result of tool {:?} is not valid: {why}", self.definition.name))
+        let value = json(text).map_err(|why| self.bad_result(&why))?;
+        self.check_result(&value).map(|()| value)
+    }
+
+    pub(crate) fn check_result(&self, result: &Value) -> Result<(), String> {
+        check(result, self.output.as_ref()).map_err(|why| self.bad_result(&why))
+    }
+
+    fn bad_arguments(&self, why: &str) -> String {
+        format!("the arguments for tool {:?} are not valid: {why}", self.definition.name)
+    }
+
+    fn bad_result(&self, why: &str) -> String {
+        format!("the result of tool {:?} is not valid: {why}", self.definition.name)
     }
 
     /// Whether a model can be held to the input schema.
@@ -175,15 +193,20 @@ fn compiled(which: &str, schema: &Value) -> Result<Validator, String> {
     validator(schema).map_err(|why| format!("its {which} schema does not compile: {why}"))
 }
 
-fn validated(text: &str, validator: Option<&Validator>) -> Result<Value, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
-    if let Some(validator) = validator {
-        validator.validate(&value).map_err(|error| match error.instance_path().to_string() {
-            path if path.is_empty() => error.to_string(),
-            path => format!("at {path:?}: {error}"),
-        })?;
-    }
-    Ok(value)
+fn json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
+}
+
+fn check(value: &Value, validator: Option<&Validator>) -> Result<(), String> {
+    let Some(validator) = validator else { return Ok(()) };
+    validator.validate(value).map_err(|error| {
+        // It quotes the value.
+        let why: String = error.to_string().chars().take(MAX_COMPLAINT_CHARS).collect();
+        match error.instance_path().to_string() {
+            path if path.is_empty() => why,
+            path => format!("at {path:?}: {why}"),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ pub(crate) struct Services {
     host: OnceLock<Weak<super::Inner>>,
     instances: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
+    /// Counts what changes about the agents.
+    changes: watch::Sender<u64>,
     closed: AtomicBool,
     pub(crate) live: Arc<LiveTurns>,
     /// Turns that were taken and have not ended.
@@ -83,6 +85,7 @@ impl Services {
             host: OnceLock::new(),
             instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
             agents: RwLock::default(),
+            changes: watch::Sender::default(),
             closed: AtomicBool::new(false),
             live: Arc::default(),
             active: Arc::default(),
@@ -155,11 +158,14 @@ impl Services {
 
     pub(super) fn put(&self, name: String, slot: Slot) {
         self.agents.write().unwrap_or_else(PoisonError::into_inner).insert(name, slot);
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Whether it was there.
     pub(super) fn remove(&self, name: &str) -> bool {
-        self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some()
+        let was_there = self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some();
+        self.changes.send_modify(|changes| *changes += u64::from(was_there));
+        was_there
     }
 
     /// How long sessions are kept, of the agents whose sessions are not kept for ever.
@@ -174,6 +180,10 @@ impl Services {
 
     pub(crate) fn ready(&self) -> Vec<Arc<Deployed>> {
         self.read().values().filter_map(Slot::ready).cloned().collect()
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     pub(super) fn failed(&self) -> Vec<FailedAgent> {

@@ -2,7 +2,7 @@
 
 use super::{Active, AgentHost, Inner};
 use crate::{
-    AgentName, Invocation, Outcome, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
+    AgentName, Invocation, Origin, Outcome, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
     capability::log::now_ms,
     error::known_code,
     feed::{Feed, Hold, TurnEnd},
@@ -29,6 +29,9 @@ impl AgentHost {
         SessionId::new(&invocation.session)?;
         check(&invocation)?;
         let agent = services.agent(&invocation.agent)?;
+        if let Origin::Tool(tool) = &invocation.origin {
+            agent.check_call(&tool.name, invocation.data.as_ref())?;
+        }
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
         // Who asks with the same idempotency key finds the turn from the moment that its row is there.
         let live = services.live.enter(&feed);

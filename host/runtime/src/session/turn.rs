@@ -129,12 +129,20 @@ impl Actor {
         };
         let Opened { agent, number, key, journal, context, turn } = opened;
         let idempotency_key = invocation.idempotency_key.clone();
+        let tool = match &invocation.origin {
+            Origin::Tool(tool) => Some(tool.name.clone()),
+            _ => None,
+        };
         let entry = Entry::new(invocation, number, received_at_ms);
         let services = self.services.clone();
         let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, entry).await;
         if is_attached || !self.is_gone() {
             turn.tools.called.cancel(&services);
         }
+        let result = result.and_then(|reply| match &tool {
+            Some(tool) => agent.check_result(tool, reply.1.as_ref()).map(|()| reply),
+            None => Ok(reply),
+        });
         // Why the journal cannot go on is why the guest was stopped.
         let result = match journal.close().await {
             Err(error) => Err(error),
