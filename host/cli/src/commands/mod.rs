@@ -110,7 +110,8 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         skep_outbound::tls::install_provider();
         let default_level = match self.command {
-            Command::Up(_) => "info",
+            // The protocol library says at every level what its peers said.
+            Command::Up(_) => "info,rmcp=error",
             // Its turns fail on purpose.
             Command::Bench(bench::Command::Neighbours(_)) => "error",
             _ => "warn",
