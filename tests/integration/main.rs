@@ -22,6 +22,8 @@ mod hostile;
 mod house;
 /// More requests than there is room for, and clients that go away.
 mod load;
+/// Agents as tools of an MCP server.
+mod mcp;
 /// What `/metrics` says, against its documentation.
 mod metrics;
 /// The official Python client against our routes.

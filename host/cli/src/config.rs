@@ -134,6 +134,8 @@ pub struct HttpConfig {
     pub max_body_bytes: Option<usize>,
     /// How long running requests may go on after a signal to stop.
     pub drain_s: Option<u64>,
+    /// Web pages that may use `/mcp`, such as `https://app.example.com`.
+    pub mcp_origins: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -218,6 +220,10 @@ impl Config {
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
+        for origin in self.http.mcp_origins.iter().flatten() {
+            check_origin(origin)?;
+        }
+        set(&mut options.gateway.mcp.origins, &self.http.mcp_origins);
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
@@ -268,6 +274,15 @@ fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
     }
 }
 
+/// That a browser could send it as its `Origin`: a scheme, a host and perhaps a port.
+fn check_origin(origin: &str) -> Result<()> {
+    let authority = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
+    match authority {
+        Some(authority) if !authority.is_empty() && !authority.contains(['/', '?', '#', '@']) => Ok(()),
+        _ => bail!("[http] mcp_origins: {origin:?} is no origin; write it as https://app.example.com"),
+    }
+}
+
 /// The known field that is nearest to the unknown one, out of serde's "unknown field `x`, expected one of `a`, `b`".
 fn nearest_field(message: &str) -> Option<String> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
@@ -284,7 +299,7 @@ mod tests {
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
         let config = Config::parse(
-            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\nspeculation = \"prompt-lookup\"\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\n",
+            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\nspeculation = \"prompt-lookup\"\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\nmcp_origins = [\"https://app.example\"]\n",
         )
         .expect("valid");
         let mut options = ServerOptions::default();
@@ -299,6 +314,7 @@ mod tests {
         assert_eq!(options.runtime.ceilings.memory_mb, 16);
         assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);
         assert_eq!(options.gateway.drain, Duration::from_secs(2));
+        assert_eq!(options.gateway.mcp.origins, ["https://app.example"]);
         assert_eq!(options.model, before.model);
     }
 
@@ -334,6 +350,15 @@ mod tests {
         assert!(error.contains("memroy_mb") && error.contains("did you mean `memory_mb`?"), "{error}");
         let error = Config::parse("lisen = \"127.0.0.1:1\"\n").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `listen`?"), "{error}");
+    }
+
+    #[test]
+    fn an_origin_that_no_browser_sends_is_an_error() {
+        for origin in ["app.example", "https://", "https://app.example/", "ftp://app.example"] {
+            let config = Config::parse(&format!("[http]\nmcp_origins = [\"{origin}\"]\n")).expect("a list");
+            let error = config.apply(&mut ServerOptions::default()).expect_err(origin).to_string();
+            assert!(error.contains("write it as https://app.example.com"), "{error}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod body;
 mod error;
 mod headers;
+mod mcp;
 mod metrics;
 mod openai;
 mod routes;
@@ -21,7 +22,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
-    routing::{get, post, put},
+    routing::{any, get, post, put},
     serve::ListenerExt,
 };
 use skep_runtime::AgentHost;
@@ -37,6 +38,7 @@ use std::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use error::ApiError;
+pub use mcp::McpOptions;
 pub use trace::RemoteParent;
 
 /// Bounds of the gateway.
@@ -50,6 +52,7 @@ pub struct GatewayOptions {
     pub drain: Duration,
     /// Other names of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
     pub model_names: BTreeMap<String, String>,
+    pub mcp: McpOptions,
     /// Links the span of a request to the caller's trace. `None`: each request is a trace of its own.
     pub remote_parent: Option<RemoteParent>,
 }
@@ -61,6 +64,7 @@ impl Default for GatewayOptions {
             max_component_bytes: 64 << 20,
             drain: Duration::from_secs(30),
             model_names: BTreeMap::new(),
+            mcp: McpOptions::default(),
             remote_parent: None,
         }
     }
@@ -72,11 +76,19 @@ struct Gateway {
     host: AgentHost,
     options: Arc<GatewayOptions>,
     draining: Arc<AtomicBool>,
+    mcp: Arc<mcp::Mcp>,
+}
+
+impl Gateway {
+    fn new(host: AgentHost, options: GatewayOptions) -> Self {
+        let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
+        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp }
+    }
 }
 
 /// The routes, for embedding and for tests.
 pub fn router(host: AgentHost, options: GatewayOptions) -> Router {
-    routes_of(Gateway { host, options: Arc::new(options), draining: Arc::default() })
+    routes_of(Gateway::new(host, options))
 }
 
 /// Serves until `shutdown` resolves, then lets running requests finish for `options.drain` at most.
@@ -89,8 +101,8 @@ pub async fn serve(
     let drain = options.drain;
     let mut beside = tokio::task::JoinSet::new();
     beside.spawn(metrics::upkeep());
-    let gateway = Gateway { host: host.clone(), options: Arc::new(options), draining: Arc::default() };
-    let draining = gateway.draining.clone();
+    let gateway = Gateway::new(host.clone(), options);
+    let (draining, mcp) = (gateway.draining.clone(), gateway.mcp.clone());
     let (drain_began, began) = tokio::sync::oneshot::channel::<()>();
     // Events are small and must not wait for the client's acknowledgement of the last one.
     let listener = listener.tap_io(|stream| {
@@ -102,6 +114,7 @@ pub async fn serve(
         .with_graceful_shutdown(async move {
             shutdown.await;
             draining.store(true, Ordering::Relaxed);
+            mcp.close();
             let _ = drain_began.send(());
         })
         .into_future();
@@ -167,6 +180,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/client/v4/accounts/{account}/ai/run/{*model}", post(routes::ai_run::run))
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
+        .route("/mcp", any(mcp::serve))
         .route("/healthz", get(routes::health::healthz))
         .route("/readyz", get(routes::health::readyz))
         .route("/metrics", get(routes::health::metrics))

@@ -11,6 +11,8 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 pub(crate) const REQUESTS: &str = "skep_http_requests_total";
 pub(crate) const ANSWER_TIME: &str = "skep_http_answer_seconds";
+pub(crate) const MCP_SESSIONS: &str = "skep_mcp_sessions";
+pub(crate) const MCP_CALLS: &str = "skep_mcp_calls_total";
 
 const METRICS: &[MetricSpec] = &[
     MetricSpec {
@@ -24,6 +26,18 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "From a request's head to its answer's head; a stream goes on after it",
+    },
+    MetricSpec {
+        name: MCP_SESSIONS,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "MCP clients that are remembered",
+    },
+    MetricSpec {
+        name: MCP_CALLS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Calls of tools by MCP clients",
     },
 ];
 

@@ -60,7 +60,7 @@ All of its settings:
   [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name)
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
-  [http]     max_body_bytes, drain_s
+  [http]     max_body_bytes, drain_s, mcp_origins
   [ai]       models: what clients of /ai/run call a model, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
 

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod drain;
 mod fixture;
+mod mcp;
 mod sessions;
 mod streaming;
 mod streams;

@@ -37,7 +37,7 @@ pub(super) fn echo() -> Vec<u8> {
     ComponentEncoder::default().module(&module).unwrap().encode().unwrap()
 }
 
-async fn server() -> Server {
+pub(super) async fn server() -> Server {
     let server = Server::start().await;
     let manifest = Manifest::from_toml("name = \"echo\"").unwrap();
     server.host.deploy(manifest, echo(), "tester").await.unwrap();

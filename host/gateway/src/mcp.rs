@@ -1,0 +1,143 @@
+//! `/mcp`: the deployed agents and their tools, for clients of the Model Context Protocol over streamable HTTP.
+//!
+//! The protocol is the official crate's, of the revisions with sessions and of the one without; what is here is what a call
+//! means, and the bounds. Where there are sessions, a client that goes away has cancelled nothing, as the protocol has it:
+//! its turns go on until the session is forgotten. Where there are none, it has.
+
+mod call;
+mod catalog;
+mod server;
+mod sessions;
+
+use crate::{ApiError, Gateway, body};
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::Method,
+    response::Response,
+};
+use futures::StreamExt;
+use rmcp::{
+    model::ClientJsonRpcMessage,
+    transport::{StreamableHttpServerConfig, StreamableHttpService},
+};
+use server::AgentServer;
+use sessions::BoundedSessions;
+use skep_runtime::AgentHost;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::watch;
+use tracing::Span;
+
+/// Bounds of `/mcp`, and who may use it from a browser.
+#[derive(Clone, Debug)]
+pub struct McpOptions {
+    /// Web pages that may ask, such as `https://app.example.com`. Any other request with an `Origin` is refused, because a
+    /// page can make a browser talk to a host that only the browser reaches. Programs send none.
+    pub origins: Vec<String>,
+    /// Clients that are remembered. The one unused for longest is forgotten first, and introduces itself again.
+    pub max_sessions: usize,
+    /// How long a client is remembered that says nothing. It is longer than any turn.
+    pub session_idle: Duration,
+}
+
+impl Default for McpOptions {
+    fn default() -> Self {
+        McpOptions { origins: Vec::new(), max_sessions: 1_000, session_idle: Duration::from_secs(30 * 60) }
+    }
+}
+
+/// The service behind the route. Dropping it ends every session.
+pub(crate) struct Mcp {
+    service: StreamableHttpService<AgentServer, BoundedSessions>,
+    closing: watch::Sender<bool>,
+}
+
+/// The span of the HTTP request with which a call came.
+#[derive(Clone)]
+struct RequestSpan(Span);
+
+impl Mcp {
+    pub(crate) fn new(host: AgentHost, options: &McpOptions, max_body_bytes: usize) -> Self {
+        let closing = watch::Sender::new(false);
+        let config = StreamableHttpServerConfig::default()
+            // Whatever name the host is reached by: the check of `Origin` is what keeps pages out.
+            .disable_allowed_hosts()
+            .with_allowed_origins(options.origins.iter().map(|origin| with_port(origin)))
+            .enforce_origin_validation()
+            .with_max_request_body_bytes(max_body_bytes);
+        let sessions = BoundedSessions::new(options.max_sessions, options.session_idle);
+        let ending = closing.subscribe();
+        let server = move || Ok(AgentServer::new(host.clone(), ending.clone()));
+        Mcp { service: StreamableHttpService::new(server, Arc::new(sessions), config), closing }
+    }
+
+    /// Ends the streams that only wait for news, so that nobody waits for them.
+    pub(crate) fn close(&self) {
+        self.closing.send_replace(true);
+    }
+}
+
+impl Drop for Mcp {
+    fn drop(&mut self) {
+        self.close();
+        self.service.config.cancellation_token.cancel();
+    }
+}
+
+pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
+    let is_stream_of_news = request.method() == Method::GET;
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(RequestSpan(Span::current()));
+    let request = if parts.method == Method::POST {
+        // Read here, because here it has a deadline, and what is no message is told so.
+        let bytes = body::read(Request::from_parts(parts.clone(), body), &gateway).await?;
+        body::parse::<ClientJsonRpcMessage>(&bytes)?;
+        Request::from_parts(parts, Body::from(bytes))
+    } else {
+        Request::from_parts(parts, Body::empty())
+    };
+    let response = gateway.mcp.service.handle(request).await.map(Body::new);
+    if !is_stream_of_news || !response.status().is_success() {
+        return Ok(response);
+    }
+    let mut closing = gateway.mcp.closing.subscribe();
+    let closed = async move {
+        // The sender is gone when the server is.
+        let _ = closing.wait_for(|closing| *closing).await;
+    };
+    Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
+}
+
+/// An origin without a port means its scheme's own.
+fn with_port(origin: &str) -> String {
+    let port = match origin.split_once("://") {
+        Some(("https", rest)) if !has_port(rest) => ":443",
+        Some(("http", rest)) if !has_port(rest) => ":80",
+        _ => "",
+    };
+    format!("{origin}{port}")
+}
+
+fn has_port(authority: &str) -> bool {
+    authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_port;
+
+    #[test]
+    fn an_origin_is_of_one_port() {
+        for (origin, expected) in [
+            ("https://app.example.com", "https://app.example.com:443"),
+            ("http://localhost", "http://localhost:80"),
+            ("http://localhost:3000", "http://localhost:3000"),
+            ("http://localhost:*", "http://localhost:*"),
+            ("http://[::1]", "http://[::1]:80"),
+            ("http://[::1]:90", "http://[::1]:90"),
+            ("null", "null"),
+        ] {
+            assert_eq!(with_port(origin), expected);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What the protocol asks of a server: who it is, its tools, their calls, and a word when the tools change.
+
+use super::{call, catalog};
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, Implementation, ListToolsResult, PaginatedRequestParams,
+        ServerCapabilities, ServerConfig, SubscriptionFilter,
+    },
+    service::{NotificationContext, RequestContext, SubscriptionContext},
+};
+use skep_runtime::AgentHost;
+use std::sync::{Mutex, PoisonError};
+use tokio::{sync::watch, task::JoinSet};
+
+const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
+     AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another.";
+
+/// The server that one client sees.
+pub(super) struct AgentServer {
+    host: AgentHost,
+    /// The session of the agents' that this client talks to unless it names one.
+    session: String,
+    closing: watch::Receiver<bool>,
+    /// Tells the client of changes, and ends with this.
+    news: Mutex<JoinSet<()>>,
+}
+
+impl AgentServer {
+    pub(super) fn new(host: AgentHost, closing: watch::Receiver<bool>) -> Self {
+        let session = format!("mcp-{}", uuid::Uuid::now_v7().simple());
+        AgentServer { host, session, closing, news: Mutex::default() }
+    }
+}
+
+impl ServerHandler for AgentServer {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_tool_list_changed().build();
+        let implementation = Implementation::new("skep", env!("CARGO_PKG_VERSION")).with_title("Skep");
+        ServerConfig::new(capabilities).with_server_info(implementation).with_instructions(INSTRUCTIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor);
+        Ok(catalog::page(&self.host, cursor.as_deref()))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        call::call(&self.host, &self.session, request, context).await.map(CallToolResponse::from)
+    }
+
+    /// Clients of the revisions with sessions are told of changes without asking.
+    async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
+        let mut changes = self.host.changes();
+        let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        if !news.is_empty() {
+            return;
+        }
+        news.spawn(async move {
+            while changes.changed().await.is_ok() {
+                if context.peer.notify_tool_list_changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// The others ask for it.
+    fn accepted_subscription_filter(&self, _requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        Some(SubscriptionFilter::builder().tools_list_changed().build())
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        let (mut changes, mut closing) = (self.host.changes(), self.closing.clone());
+        loop {
+            let goes_on = tokio::select! {
+                () = context.cancelled() => false,
+                _ = closing.changed() => false,
+                changed = changes.changed() => changed.is_ok(),
+            };
+            if !goes_on || context.sink().notify_tool_list_changed().await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
