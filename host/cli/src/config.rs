@@ -271,6 +271,8 @@ fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
         host_call_kb: limits.host_call_kb.unwrap_or(default.host_call_kb),
         log_kb: limits.log_kb.unwrap_or(default.log_kb),
         concurrent_turns: limits.concurrent_turns.unwrap_or(default.concurrent_turns),
+        schedules: limits.schedules.unwrap_or(default.schedules),
+        events: limits.events.unwrap_or(default.events),
     }
 }
 

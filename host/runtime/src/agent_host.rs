@@ -4,7 +4,9 @@
 //! done by `component` (deploying) and `session` (turns).
 
 mod deployments;
+mod events;
 mod expiry;
+mod schedules;
 mod services;
 mod sessions;
 mod turns;
@@ -13,12 +15,15 @@ pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions,
-    ToolDefinition, session::Sessions,
+    ToolDefinition, courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
 use skep_store::{LogRow, Store};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
 use tokio::{sync::watch, task::JoinSet};
 
 const MAX_PAGE: u32 = 1_000;
@@ -38,7 +43,13 @@ struct Inner {
     expiry: Expiry,
     /// Ended with the host.
     _background: JoinSet<()>,
+    /// Set when the host has started.
+    courier: OnceLock<Courier>,
 }
+
+/// A handle that does not keep the host alive.
+#[derive(Clone)]
+pub(crate) struct WeakHost(Weak<Inner>);
 
 impl AgentHost {
     /// Starts the engine for components, compiles the agents that the store holds, and goes on with the turns that were
@@ -63,10 +74,14 @@ impl AgentHost {
             deploying,
             expiry,
             _background: background,
+            courier: OnceLock::new(),
         };
         let host = AgentHost { inner: Arc::new(inner) };
         host.inner.services.belongs_to(&host.inner);
         host.resume_turns(None).await?;
+        // After the turns that it asked for before.
+        let weak = WeakHost(Arc::downgrade(&host.inner));
+        host.inner.courier.get_or_init(|| Courier::start(host.inner.services.clone(), weak));
         Ok(host)
     }
 
@@ -103,6 +118,7 @@ impl AgentHost {
         }
         self.inner.sessions.end_agent(name).await;
         services.store.delete_agent(name).await?;
+        services.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
         Ok(())
     }
@@ -137,10 +153,19 @@ impl AgentHost {
     pub async fn drain(&self, deadline: Duration) {
         let services = &self.inner.services;
         services.close();
+        if let Some(courier) = self.inner.courier.get() {
+            courier.stop();
+        }
         if tokio::time::timeout(deadline, services.quiet()).await.is_err() {
             tracing::warn!("turns still run at the end of the drain; they are cancelled");
         }
         self.inner.sessions.end_all().await;
+    }
+}
+
+impl WeakHost {
+    pub(crate) fn upgrade(&self) -> Option<AgentHost> {
+        Some(AgentHost { inner: self.0.upgrade()? })
     }
 }
 

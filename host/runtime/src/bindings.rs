@@ -3,7 +3,11 @@
 wasmtime::component::bindgen!({
     path: "../../wit/skep-agent",
     world: "full-agent",
-    imports: { default: trappable },
+    imports: {
+        // They are read from the store when a turn first asks.
+        "skep:agent/schedule": async | trappable,
+        default: trappable,
+    },
     exports: { default: async | store },
     // What the guest asks for and what it gets is written into the turn's journal.
     additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
@@ -13,4 +17,4 @@ wasmtime::component::bindgen!({
 });
 
 pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-pub(crate) use skep::agent::{inference, log, state, timer, tools, types};
+pub(crate) use skep::agent::{events, inference, log, schedule, state, timer, tools, types};

@@ -98,6 +98,7 @@ impl Compiler {
             })?;
         let pre = self.linker.instantiate_pre(&component).map_err(|error| broken(format!("{error:#}")))?;
         let pre = AgentPre::new(pre).map_err(broken)?;
+        check_triggers(manifest, &pre).map_err(broken)?;
         Ok(Loaded { pre, digest, bytes })
     }
 
@@ -202,6 +203,21 @@ impl Deployed {
             limits: self.limits,
         }
     }
+}
+
+/// What the manifest has it called for, it must take.
+fn check_triggers(manifest: &Manifest, pre: &AgentPre) -> Result<(), String> {
+    for (line, is_there, takes, export) in [
+        ("[[schedule]]", !manifest.schedule.is_empty(), pre.takes_alarms(), "alarm-handler"),
+        ("[[trigger.event]]", !manifest.trigger.event.is_empty(), pre.takes_events(), "event-handler"),
+    ] {
+        if is_there && !takes {
+            return Err(format!(
+                "agent.toml has {line}, and the component does not export skep:agent/{export}; export it, or remove the lines"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn model_error(error: EngineError) -> RuntimeError {

@@ -60,6 +60,17 @@ pub enum RuntimeError {
     ToolFailed { message: String },
     #[error("{message}")]
     InvalidMessage { message: String },
+    #[error("{message}")]
+    InvalidEvent { message: String },
+    #[error(
+        "agent {agent:?} has no schedule {id:?} that this is possible for; list them with `skep schedule list`"
+    )]
+    ScheduleNotFound { agent: String, id: String },
+    #[error(
+        "{limit} deliveries of events wait already; look at `skep webhook dead-letters` and at the agents that take them, \
+         and try again in {retry_after_ms} ms"
+    )]
+    OutboxFull { limit: usize, retry_after_ms: u32 },
     /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
     #[error("limit {limit} exceeded: {message}")]
     LimitExceeded { limit: &'static str, message: String },
@@ -103,6 +114,9 @@ impl RuntimeError {
             Self::AgentFailed { .. } => "agent_failed",
             Self::ToolFailed { .. } => "tool_failed",
             Self::InvalidMessage { .. } => "invalid_message",
+            Self::InvalidEvent { .. } => "invalid_event",
+            Self::ScheduleNotFound { .. } => "schedule_not_found",
+            Self::OutboxFull { .. } => "outbox_full",
             Self::LimitExceeded { .. } => "limit_exceeded",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Cancelled => "cancelled",
@@ -131,6 +145,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "limit_exceeded",
         "mailbox_full",
         "model_unknown",
+        "outbox_full",
         "schema_invalid",
         "shutting_down",
         "store_failed",

@@ -73,6 +73,14 @@ impl AgentPre {
         Ok(AgentPre { pre, exports })
     }
 
+    pub(crate) fn takes_alarms(&self) -> bool {
+        matches!(&self.exports, Exports::Agent(Handlers { alarms: Some(_), .. }))
+    }
+
+    pub(crate) fn takes_events(&self) -> bool {
+        matches!(&self.exports, Exports::Agent(Handlers { events: Some(_), .. }))
+    }
+
     /// It takes its message as a process does.
     pub(crate) fn is_command(&self) -> bool {
         matches!(self.exports, Exports::Command(_))

@@ -58,6 +58,10 @@ pub struct EventOrigin {
     pub at_ms: u64,
     /// 1 for the first try.
     pub attempt: u32,
+    /// How many events led to it, one after the other.
+    pub hops: u32,
+    /// How the store knows the delivery, which the turn's commit settles.
+    pub delivery: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,9 +13,12 @@
 mod agent_host;
 mod bindings;
 mod capability;
+mod clock;
 mod component;
+mod courier;
 mod engine;
 mod error;
+mod event;
 mod exports;
 mod feed;
 mod host_tools;
@@ -30,6 +33,7 @@ mod name;
 mod options;
 mod portable;
 mod route;
+mod schedule;
 mod session;
 mod session_policy;
 mod summary;
@@ -38,7 +42,9 @@ mod tests;
 mod tools;
 
 pub use agent_host::AgentHost;
+pub use clock::Clock;
 pub use error::RuntimeError;
+pub use event::{Event, EventSummary, EventTrigger, PublishedEvent, SessionTemplate, TopicPattern};
 pub use feed::RunHandle;
 pub use host_tools::ToolGrant;
 pub use invocation::{
@@ -51,6 +57,7 @@ pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;
 pub use portable::{PortableConversation, PortableSession};
 pub use route::{Route, RouteMatch};
+pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
 pub use session_policy::SessionsToml;
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};

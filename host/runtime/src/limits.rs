@@ -24,6 +24,10 @@ pub struct Limits {
     pub log_kb: u32,
     /// Turns of the agent that run or wait.
     pub concurrent_turns: u32,
+    /// Schedules that a session has set.
+    pub schedules: u32,
+    /// Events that a turn emits.
+    pub events: u32,
 }
 
 /// The `[limits]` of an `agent.toml`: what the agent asks for. What it leaves out is the default.
@@ -48,6 +52,10 @@ pub struct LimitsToml {
     pub log_kb: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent_turns: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedules: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub events: Option<u32>,
 }
 
 /// What an agent gets that asks for nothing.
@@ -61,6 +69,8 @@ const DEFAULT: Limits = Limits {
     host_call_kb: 65_536,
     log_kb: 256,
     concurrent_turns: 1_000,
+    schedules: 32,
+    events: 64,
 };
 
 impl Default for Limits {
@@ -76,6 +86,8 @@ impl Default for Limits {
             host_call_kb: 1_048_576,
             log_kb: 1_024,
             concurrent_turns: 10_000,
+            schedules: 1_000,
+            events: 1_000,
         }
     }
 }
@@ -98,6 +110,8 @@ impl LimitsToml {
                 DEFAULT.concurrent_turns,
                 ceilings.concurrent_turns,
             ),
+            schedules: least(self.schedules, DEFAULT.schedules, ceilings.schedules),
+            events: least(self.events, DEFAULT.events, ceilings.events),
         }
     }
 
@@ -113,6 +127,8 @@ impl LimitsToml {
             ("host_call_kb", self.host_call_kb, 0, 1_073_741_824),
             ("log_kb", self.log_kb, 0, 16_384),
             ("concurrent_turns", self.concurrent_turns, 1, 1_000_000),
+            ("schedules", self.schedules, 0, 10_000),
+            ("events", self.events, 0, 10_000),
         ];
         for (name, value, least, most) in bounds {
             if let Some(value) = value

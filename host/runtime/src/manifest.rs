@@ -3,13 +3,18 @@
 //! Deny by default: what is not granted is denied, and a field that nobody knows is an error that names the nearest
 //! one, so that a misspelt grant or limit is never silently another.
 
-use crate::{AgentName, LimitsToml, RuntimeError, SessionsToml, ToolGrant, route::Route};
+use crate::{
+    AgentName, EventTrigger, LimitsToml, ManifestSchedule, RuntimeError, SessionsToml, ToolGrant,
+    TopicPattern, capability::log::now_ms, route::Route, schedule,
+};
 use serde::{Deserialize, Serialize};
 
 /// More than any honest manifest has.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ROUTES: usize = 64;
 const MAX_TOOL_GRANTS: usize = 256;
+const MAX_EVENT_TRIGGERS: usize = 64;
+const MAX_EVENT_GRANTS: usize = 64;
 
 /// The text of an `agent.toml`, checked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +31,9 @@ pub struct Manifest {
     pub build: Option<Build>,
     #[serde(default)]
     pub trigger: Triggers,
+    /// What wakes the agent by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedule: Vec<ManifestSchedule>,
     #[serde(default)]
     pub grants: Grants,
     #[serde(default)]
@@ -47,6 +55,8 @@ pub struct Build {
 pub struct Triggers {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub http: Vec<HttpTrigger>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub event: Vec<EventTrigger>,
 }
 
 /// An HTTP route of the agent.
@@ -73,6 +83,9 @@ pub struct Grants {
     /// Tools of other agents, of MCP servers and of the host, such as `agent:orders/find_order` or `mcp:files/*`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolGrant>,
+    /// Topics of events that the agent may emit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<TopicPattern>,
 }
 
 impl Manifest {
@@ -94,6 +107,15 @@ impl Manifest {
         self.limits.check()?;
         self.sessions.check()?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
+        schedule::manifest::check(&self.schedule, now_ms())?;
+        for (what, count, most) in [
+            ("event triggers", self.trigger.event.len(), MAX_EVENT_TRIGGERS),
+            ("topics under [grants] events", self.grants.events.len(), MAX_EVENT_GRANTS),
+        ] {
+            if count > most {
+                return invalid(format!("{count} {what}; at most {most} are allowed"));
+            }
+        }
         let routes = &self.trigger.http;
         if routes.len() > MAX_ROUTES {
             return invalid(format!("{} routes; at most {MAX_ROUTES} are allowed", routes.len()));
@@ -173,9 +195,23 @@ route = "/concierge/{session}"
 [[trigger.http]]
 route = "/concierge/{session}"
 method = "GET"
+[[trigger.event]]
+topic = "order.*"
+session = "{data.order_id}"
+[[schedule]]
+name = "digest"
+cron = "0 7 * * 1-5"
+time_zone = "Europe/Berlin"
+session = "daily"
+data = { kind = "short", lines = 3 }
+[[schedule]]
+name = "look"
+every = "15m"
+session = "daily"
 [grants]
 clocks = true
 tools = ["agent:orders/*", "http/fetch"]
+events = ["order.*"]
 [limits]
 memory_mb = 32
 tokens_per_turn = 512
@@ -190,6 +226,8 @@ ttl_h = 720
         assert_eq!(manifest.trigger.http[0].method, "POST");
         assert!(manifest.grants.clocks && !manifest.grants.random);
         assert_eq!(manifest.limits.memory_mb, Some(32));
+        assert_eq!(manifest.schedule[0].data, Some(serde_json::json!({"kind": "short", "lines": 3})));
+        assert_eq!(manifest.trigger.event[0].session.to_string(), "{data.order_id}");
         assert_eq!(Manifest::from_toml(&manifest.to_toml()).expect("its own text"), manifest);
     }
 
@@ -222,6 +260,21 @@ ttl_h = 720
             ),
             ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
             ("name = ", "line 1"),
+            ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),
+            ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which no event has"),
+            ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "it needs one of cron"),
+            (
+                "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"\nevery = \"1s\"\ntime_zone = \"UTC\"",
+                "time_zone is for cron",
+            ),
+            (
+                "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"a b\"\nevery = \"9s\"",
+                "a session's id has",
+            ),
+            (
+                "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"\nevery = \"0s\"",
+                "it may be 1000 to",
+            ),
         ] {
             let message = Manifest::from_toml(text).expect_err(text).to_string();
             assert!(message.contains(expected), "{text}\n→ {message}");

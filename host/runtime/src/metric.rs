@@ -9,6 +9,9 @@ pub(crate) const TOOL_CALLS: &str = "skep_tool_calls_total";
 pub(crate) const TOOL_TIME: &str = "skep_tool_seconds";
 pub(crate) const INSTANCES: &str = "skep_instances";
 pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
+pub(crate) const DELIVERIES: &str = "skep_deliveries_total";
+pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
+pub(crate) const EVENTS: &str = "skep_events_total";
 
 /// All metrics of this crate.
 pub const METRICS: &[MetricSpec] = &[
@@ -43,5 +46,23 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Count,
         help: "Components whose compiled code was looked for, by outcome",
+    },
+    MetricSpec {
+        name: DELIVERIES,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Tries to deliver, by kind (alarm, event, webhook) and outcome (ok, retried, failed)",
+    },
+    MetricSpec {
+        name: ALARM_DELAY,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "From the time at which a schedule was due until its turn was asked for",
+    },
+    MetricSpec {
+        name: EVENTS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Events that were written, by source (client, agent, host)",
     },
 ];

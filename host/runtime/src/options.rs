@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{Limits, ToolGrant};
+use crate::{Clock, Limits, ToolGrant};
 use skep_outbound::ToolServer;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -34,6 +34,8 @@ pub struct RuntimeOptions {
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
     pub granted_tools: Vec<ToolGrant>,
+    /// What schedules and deliveries go by.
+    pub clock: Clock,
 }
 
 impl Default for RuntimeOptions {
@@ -53,6 +55,7 @@ impl Default for RuntimeOptions {
             max_agents: 10_000,
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
+            clock: Clock::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Every deployment is a version of its own, and one version of an agent is in force. A component is stored once under
 //! its digest, however many versions share it, and goes with the last of them.
 
-use crate::{Store, StoreError};
+use crate::{NewSchedule, Store, StoreError, schedules};
 use sqlx::{Row, query, query_scalar, sqlite::SqliteRow};
 
 /// Versions kept for each agent; older ones go when newer ones come.
@@ -32,7 +32,13 @@ pub struct VersionRow {
 
 impl Store {
     /// Stores a deployment as the agent's next version and puts it into force. The agent's sessions stay.
-    pub async fn put_agent(&self, agent: &AgentRow, component: &[u8]) -> Result<u64, StoreError> {
+    /// `schedules` take the place of those of the version before.
+    pub async fn put_agent(
+        &self,
+        agent: &AgentRow,
+        component: &[u8],
+        schedules: &[NewSchedule],
+    ) -> Result<u64, StoreError> {
         let failed = || StoreError::while_it("stored an agent");
         let mut transaction = self.writer.begin().await.map_err(failed())?;
         query("INSERT INTO components (digest, bytes) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
@@ -74,22 +80,35 @@ impl Store {
             .await
             .map_err(failed())?;
         drop_orphans(&mut transaction).await?;
+        schedules::replace_of_manifest(&mut transaction, &agent.name, schedules).await?;
         transaction.commit().await.map_err(failed())?;
         Ok(version as u64)
     }
 
-    /// Puts a kept version into force. Whether there is such a version.
-    pub async fn put_in_force(&self, agent: &str, version: u64) -> Result<bool, StoreError> {
+    /// Puts a kept version into force, with its schedules. Whether there is such a version.
+    pub async fn put_in_force(
+        &self,
+        agent: &str,
+        version: u64,
+        schedules: &[NewSchedule],
+    ) -> Result<bool, StoreError> {
+        let failed = || StoreError::while_it("put a version into force");
+        let mut transaction = self.writer.begin().await.map_err(failed())?;
         let put = query(
             "UPDATE agents SET version = ?2 WHERE name = ?1
              AND EXISTS (SELECT 1 FROM deployments WHERE agent = ?1 AND version = ?2)",
         )
         .bind(agent)
         .bind(version as i64)
-        .execute(&self.writer)
+        .execute(&mut *transaction)
         .await
-        .map_err(StoreError::while_it("put a version into force"))?;
-        Ok(put.rows_affected() > 0)
+        .map_err(failed())?;
+        if put.rows_affected() == 0 {
+            return Ok(false);
+        }
+        schedules::replace_of_manifest(&mut transaction, agent, schedules).await?;
+        transaction.commit().await.map_err(failed())?;
+        Ok(true)
     }
 
     /// The version in force of every agent, by name.

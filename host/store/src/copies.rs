@@ -147,7 +147,7 @@ mod tests {
             deployed_at_ms: 1,
             deployed_by: "ann".into(),
         };
-        store.put_agent(&agent, b"component").await.unwrap();
+        store.put_agent(&agent, b"component", &[]).await.unwrap();
         let commit = TurnCommit {
             agent: "a".into(),
             session: "s".into(),

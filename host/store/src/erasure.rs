@@ -12,6 +12,9 @@ const TABLES: &[(&str, &str)] = &[
     ("conversations", "TRUE"),
     ("outcomes", "TRUE"),
     ("logs", "TRUE"),
+    // Those of the manifest have no session of their own.
+    ("schedules", "TRUE"),
+    ("deliveries", "TRUE"),
     ("turns", "ended_at_ms IS NOT NULL"),
     ("sessions", "TRUE"),
 ];
@@ -71,7 +74,9 @@ impl Store {
 
 const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated_at_ms < ?2 AND NOT EXISTS
     (SELECT 1 FROM turns WHERE turns.agent = sessions.agent AND turns.session = sessions.session
-        AND ended_at_ms IS NULL)";
+        AND ended_at_ms IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM schedules WHERE schedules.agent = sessions.agent
+        AND schedules.session = sessions.session AND schedules.state != 3)";
 
 /// Whether there was anything.
 pub(crate) async fn erase(
@@ -161,7 +166,7 @@ mod tests {
             deployed_at_ms: 1,
             deployed_by: "ann".into(),
         };
-        store.put_agent(&agent, b"component").await.unwrap();
+        store.put_agent(&agent, b"component", &[]).await.unwrap();
         for (session, at_ms) in ages {
             let (agent, session) = ("a".to_owned(), (*session).to_owned());
             let commit = TurnCommit { agent, session, turn: 1, at_ms: *at_ms, ..Default::default() };

@@ -1,4 +1,5 @@
-//! Durable tables of Skep: agents, their components, sessions with state and conversations, and logs.
+//! Durable tables of Skep: agents, their components, sessions with state and conversations, logs, schedules, and events on
+//! their way to agents and webhooks.
 //!
 //! This is the only crate with SQL. It knows rows and transactions, and nothing of what a component, a conversation
 //! or a message means: those are bytes here. A turn is a row from the moment it is accepted, a journal while it runs, and
@@ -9,10 +10,17 @@
 mod agents;
 mod artifacts;
 mod copies;
+mod deliveries;
 mod erasure;
 mod error;
+#[cfg(test)]
+mod event_tests;
+mod events;
 mod journal;
 mod logs;
+#[cfg(test)]
+mod schedule_tests;
+mod schedules;
 mod schema;
 mod sessions;
 mod sqlite;
@@ -21,14 +29,21 @@ mod tests;
 #[cfg(test)]
 mod turn_tests;
 mod turns;
+mod webhooks;
 mod writer;
 
 pub use agents::{AgentRow, VersionRow};
 pub use artifacts::ArtifactRow;
 pub use copies::{Existing, Fork};
+pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;
+pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogRow};
-pub use sessions::{ConversationRow, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit};
+pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
+pub use sessions::{
+    ConversationRow, Occasion, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit,
+};
 pub use sqlite::{Durability, Store};
 pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
+pub use webhooks::WebhookRow;

@@ -119,6 +119,69 @@ const STEPS: &[&str] = &[
         PRIMARY KEY (turn, position)
     ) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE schedules (
+        key       INTEGER PRIMARY KEY AUTOINCREMENT,
+        id        TEXT NOT NULL UNIQUE,
+        agent     TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session   TEXT NOT NULL,
+        name      TEXT NOT NULL,
+        target    TEXT NOT NULL,
+        principal TEXT NOT NULL,
+        timing    TEXT NOT NULL,
+        repeats   INTEGER NOT NULL,
+        data      BLOB,
+        tries     INTEGER NOT NULL,
+        state     INTEGER NOT NULL,
+        due_ms    INTEGER NOT NULL,
+        missed    INTEGER NOT NULL,
+        attempt   INTEGER NOT NULL,
+        wake_ms   INTEGER NOT NULL,
+        error     TEXT,
+        UNIQUE (agent, session, name)
+    );
+    CREATE INDEX schedules_waiting ON schedules (wake_ms) WHERE state = 0;
+    CREATE INDEX schedules_begun ON schedules (agent, target) WHERE state IN (1, 2);
+    CREATE TABLE events (
+        key             INTEGER PRIMARY KEY AUTOINCREMENT,
+        source          TEXT NOT NULL,
+        id              TEXT NOT NULL,
+        topic           TEXT NOT NULL,
+        data            BLOB,
+        principal       TEXT NOT NULL,
+        hops            INTEGER NOT NULL,
+        at_ms           INTEGER NOT NULL,
+        published_at_ms INTEGER NOT NULL,
+        UNIQUE (source, id)
+    );
+    CREATE INDEX events_by_age ON events (published_at_ms);
+    CREATE TABLE webhooks (
+        id            TEXT PRIMARY KEY,
+        url           TEXT NOT NULL,
+        topics        TEXT NOT NULL,
+        secret        TEXT NOT NULL,
+        configured    INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        disabled      TEXT
+    ) WITHOUT ROWID;
+    CREATE TABLE deliveries (
+        key     INTEGER PRIMARY KEY AUTOINCREMENT,
+        event   INTEGER NOT NULL REFERENCES events(key) ON DELETE CASCADE,
+        agent   TEXT REFERENCES agents(name) ON DELETE CASCADE,
+        session TEXT,
+        webhook TEXT REFERENCES webhooks(id) ON DELETE CASCADE,
+        state   INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        wake_ms INTEGER NOT NULL,
+        error   TEXT
+    );
+    CREATE INDEX deliveries_by_event ON deliveries (event);
+    CREATE INDEX deliveries_by_session ON deliveries (agent, session);
+    CREATE INDEX deliveries_by_webhook ON deliveries (webhook) WHERE webhook IS NOT NULL;
+    CREATE INDEX deliveries_waiting ON deliveries (wake_ms) WHERE state = 0;
+    CREATE INDEX deliveries_begun ON deliveries (agent, session, webhook) WHERE state = 1;
+    CREATE INDEX deliveries_dead ON deliveries (key) WHERE state = 2;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -1,6 +1,9 @@
 //! Sessions: their state, their conversations, and the commit of a turn.
 
-use crate::{LogEntry, Store, StoreError, TurnKey, logs, turns, writer::Write};
+use crate::{
+    DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TurnKey, deliveries, events, logs,
+    schedules, turns, writer::Write,
+};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 use std::sync::Arc;
 
@@ -44,6 +47,17 @@ pub struct Outcome {
     pub body: Vec<u8>,
 }
 
+/// What began a turn, and is over when it is committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// A schedule by its id, at this time.
+    Alarm {
+        schedule: String,
+        due_ms: u64,
+    },
+    Event(DeliveryKey),
+}
+
 /// Everything that a turn changed, written in one transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnCommit {
@@ -59,6 +73,10 @@ pub struct TurnCommit {
     pub conversations: Vec<ConversationRow>,
     pub logs: Vec<LogEntry>,
     pub outcome: Option<Outcome>,
+    pub occasion: Option<Occasion>,
+    /// In the order in which they were made.
+    pub schedules: Vec<ScheduleChange>,
+    pub events: Vec<NewEvent>,
 }
 
 impl Store {
@@ -265,6 +283,17 @@ pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommi
     if let Some(key) = commit.key {
         let body = outcome.map_or(&[][..], |outcome| &outcome.body);
         turns::finish(connection, key, agent, session, *turn, body, *at_ms).await?;
+    }
+    match &commit.occasion {
+        Some(Occasion::Alarm { schedule, due_ms }) => {
+            schedules::settle(connection, schedule, *due_ms).await?
+        }
+        Some(Occasion::Event(delivery)) => deliveries::settle(connection, *delivery).await?,
+        None => {}
+    }
+    schedules::change(connection, agent, session, &commit.schedules).await?;
+    for event in &commit.events {
+        events::insert(connection, event, *at_ms).await?;
     }
     logs::insert(connection, agent, session, *turn, &commit.logs).await
 }

@@ -24,7 +24,7 @@ async fn open(folder: &tempfile::TempDir) -> Store {
 
 async fn with_agent(folder: &tempfile::TempDir) -> Store {
     let store = open(folder).await;
-    store.put_agent(&agent(AGENT, "d1"), b"component").await.unwrap();
+    store.put_agent(&agent(AGENT, "d1"), b"component", &[]).await.unwrap();
     store
 }
 
@@ -87,7 +87,7 @@ async fn compiled_code_is_listed_with_what_was_unused_for_longest_first() {
 async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    store.put_agent(&agent("other", "d1"), b"component").await.unwrap();
+    store.put_agent(&agent("other", "d1"), b"component", &[]).await.unwrap();
     let line = LogEntry { at_ms: 1, level: "info".into(), message: "hello".into() };
     store.commit_turn(TurnCommit { logs: vec![line], ..turn(1) }).await.unwrap();
 
@@ -108,7 +108,7 @@ async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_compon
     let kept = crate::agents::VERSIONS_PER_AGENT as u64;
     for version in 2..=kept + 1 {
         let digest = format!("d{version}");
-        assert_eq!(store.put_agent(&agent(AGENT, &digest), digest.as_bytes()).await.unwrap(), version);
+        assert_eq!(store.put_agent(&agent(AGENT, &digest), digest.as_bytes(), &[]).await.unwrap(), version);
     }
     let versions = store.versions(AGENT).await.unwrap();
     assert_eq!(versions.len() as u64, kept);
@@ -117,14 +117,14 @@ async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_compon
     assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
     assert_eq!(store.component("d2").await.unwrap(), b"d2");
 
-    assert!(store.put_in_force(AGENT, 2).await.unwrap());
-    assert!(!store.put_in_force(AGENT, 1).await.unwrap());
-    assert!(!store.put_in_force("nobody", 2).await.unwrap());
+    assert!(store.put_in_force(AGENT, 2, &[]).await.unwrap());
+    assert!(!store.put_in_force(AGENT, 1, &[]).await.unwrap());
+    assert!(!store.put_in_force("nobody", 2, &[]).await.unwrap());
     store.close().await;
     let store = open(&folder).await;
     let agents = store.agents().await.unwrap();
     assert_eq!((agents.len(), agents[0].version, agents[0].agent.digest.as_str()), (1, 2, "d2"));
-    assert_eq!(store.put_agent(&agent(AGENT, "d2"), b"d2").await.unwrap(), kept + 2);
+    assert_eq!(store.put_agent(&agent(AGENT, "d2"), b"d2", &[]).await.unwrap(), kept + 2);
     assert!(store.session(AGENT, "s").await.unwrap().is_some(), "its sessions stay");
 }
 
@@ -133,7 +133,7 @@ async fn a_new_version_of_an_agent_keeps_its_sessions() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     store.commit_turn(turn(1)).await.unwrap();
-    store.put_agent(&agent(AGENT, "d2"), b"newer").await.unwrap();
+    store.put_agent(&agent(AGENT, "d2"), b"newer", &[]).await.unwrap();
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1);
     let agents: Vec<AgentRow> = store.agents().await.unwrap().into_iter().map(|row| row.agent).collect();
     assert_eq!(agents, vec![agent(AGENT, "d2")]);

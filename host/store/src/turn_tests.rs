@@ -17,7 +17,7 @@ async fn with_agent(folder: &tempfile::TempDir) -> Store {
         deployed_at_ms: 7,
         deployed_by: "tester".into(),
     };
-    store.put_agent(&agent, b"component").await.unwrap();
+    store.put_agent(&agent, b"component", &[]).await.unwrap();
     store
 }
 
@@ -68,6 +68,7 @@ fn failure(key: TurnKey) -> TurnFailure {
         at_ms: 300,
         error: b"why".to_vec(),
         logs: vec![LogEntry { at_ms: 1, level: "error".into(), message: "oh no".into() }],
+        events: Vec::new(),
     }
 }
 

@@ -4,7 +4,7 @@
 //! commit (see `sessions`) or by a failure, which gives its idempotency key back, because nothing of it happened.
 
 use crate::{
-    LogEntry, Store, StoreError, journal, logs,
+    LogEntry, NewEvent, Store, StoreError, events, journal, logs,
     sessions::is_foreign_key,
     writer::{Write, Written},
 };
@@ -84,6 +84,8 @@ pub struct TurnFailure {
     pub at_ms: u64,
     pub error: Vec<u8>,
     pub logs: Vec<LogEntry>,
+    /// That tell of the failure.
+    pub events: Vec<NewEvent>,
 }
 
 const WAITING: i64 = 0;
@@ -222,7 +224,7 @@ pub(crate) async fn start(
 }
 
 pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
-    let TurnFailure { key, agent, session, number, at_ms, error, logs } = failure;
+    let TurnFailure { key, agent, session, number, at_ms, error, logs, events } = failure;
     let ended = query(
         "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?, idempotency_key = NULL
          WHERE key = ? AND ended_at_ms IS NULL",
@@ -237,6 +239,9 @@ pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailur
     must_be_open(ended.rows_affected(), *key)?;
     journal::close(connection, *key).await?;
     logs::insert(connection, agent, session, *number, logs).await?;
+    for event in events {
+        events::insert(connection, event, *at_ms).await?;
+    }
     prune(connection, agent, session, *at_ms).await
 }
 

@@ -56,7 +56,7 @@ All of its settings:
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
   [limits]   memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb, host_calls,
-             host_call_kb, log_kb, concurrent_turns
+             host_call_kb, log_kb, concurrent_turns, schedules, events
   [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name)
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox

@@ -126,6 +126,8 @@ fn detail_json(agent: &AgentDetail) -> Value {
         "host_call_kb": agent.limits.host_call_kb,
         "log_kb": agent.limits.log_kb,
         "concurrent_turns": agent.limits.concurrent_turns,
+        "schedules": agent.limits.schedules,
+        "events": agent.limits.events,
     });
     let tools = agent.tools.iter().map(|tool| {
         json!({

@@ -8,6 +8,7 @@ use crate::{
     AgentSummary, AgentVersion, Manifest, RuntimeError,
     capability::log::now_ms,
     component::{Prepared, Source},
+    schedule::manifest::rows,
 };
 use skep_store::{AgentRow, VersionRow};
 use std::sync::Arc;
@@ -35,7 +36,8 @@ impl AgentHost {
             deployed_at_ms: now_ms(),
             deployed_by: deployed_by.to_owned(),
         };
-        let version = services.store.put_agent(&row, &bytes).await?;
+        let schedules = rows(&prepared.manifest.schedule, deployed_by, services.clock.now_ms())?;
+        let version = services.store.put_agent(&row, &bytes, &schedules).await?;
         let summary = self.put_into_force(prepared, version, row.deployed_at_ms).await;
         // Some may have waited for an agent that can be called.
         self.resume_turns(Some(&row.name)).await?;
@@ -61,7 +63,8 @@ impl AgentHost {
 
         let _one = self.inner.deploying.lock().await;
         services.check_place(&prepared.manifest, self.inner.max_agents)?;
-        if !services.store.put_in_force(name, version).await? {
+        let schedules = rows(&prepared.manifest.schedule, &row.deployed_by, services.clock.now_ms())?;
+        if !services.store.put_in_force(name, version, &schedules).await? {
             // It was deleted or became too old meanwhile.
             return Err(services.not_found(name));
         }
@@ -78,8 +81,12 @@ impl AgentHost {
     async fn put_into_force(&self, prepared: Prepared, version: u64, deployed_at_ms: u64) -> AgentSummary {
         let (agent, logs) = prepared.into_version(version, deployed_at_ms);
         let (name, summary) = (agent.manifest.name.to_string(), agent.summary());
-        self.inner.services.put(name.clone(), Slot::Ready(Arc::new(agent)));
-        self.inner.services.keep_logs(&name, "", 0, &logs).await;
+        let services = &self.inner.services;
+        services.outbox.router.set_agent(&name, &agent.manifest.trigger.event);
+        services.put(name.clone(), Slot::Ready(Arc::new(agent)));
+        // Its schedules may be due earlier, and what waited for it can be delivered.
+        services.courier_bell.notify_one();
+        services.keep_logs(&name, "", 0, &logs).await;
         let AgentSummary { version, digest, model, .. } = &summary;
         tracing::info!(agent = name, version, digest, model, "deployed");
         summary

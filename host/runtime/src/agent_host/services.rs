@@ -1,9 +1,10 @@
 //! What every session needs and no session owns: the store, the models, the agents, and room to run in.
 
 use crate::{
-    FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
+    Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     component::{Compiler, Deployed, Prepared, Source},
     engine::WasmEngine,
+    event::Outbox,
     host_tools::HostTools,
     session::LiveTurns,
 };
@@ -18,7 +19,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
 
@@ -41,6 +42,10 @@ pub(crate) struct Services {
     pub(crate) live: Arc<LiveTurns>,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
+    pub(crate) clock: Clock,
+    pub(crate) outbox: Outbox,
+    /// Rung when something may be due earlier than was known.
+    pub(crate) courier_bell: Notify,
 }
 
 #[derive(Default)]
@@ -76,6 +81,8 @@ impl Services {
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
+        let (clock, outbox, courier_bell) =
+            (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
         Ok(Services {
             store,
             models,
@@ -89,6 +96,9 @@ impl Services {
             closed: AtomicBool::new(false),
             live: Arc::default(),
             active: Arc::default(),
+            clock,
+            outbox,
+            courier_bell,
         })
     }
 
@@ -98,6 +108,10 @@ impl Services {
         for row in self.store.agents().await? {
             let services = self.clone();
             restoring.spawn(async move {
+                // Also of an agent that cannot be called: events wait for it.
+                if let Ok(manifest) = Manifest::from_toml(&row.agent.manifest) {
+                    services.outbox.router.set_agent(&row.agent.name, &manifest.trigger.event);
+                }
                 let slot = match services.restore_one(&row).await {
                     Ok(deployed) => Slot::Ready(Arc::new(deployed)),
                     Err(error) => {
@@ -131,6 +145,7 @@ impl Services {
     pub(super) fn check_place(&self, manifest: &Manifest, max_agents: usize) -> Result<(), RuntimeError> {
         let agents = self.read();
         let name = manifest.name.as_str();
+        self.outbox.router.check_room(Some(name), manifest.trigger.event.len())?;
         if !agents.contains_key(name) && agents.len() >= max_agents {
             let message =
                 format!("{max_agents} agents are deployed, as many as the host takes; delete one first");

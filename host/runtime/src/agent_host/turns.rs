@@ -170,6 +170,8 @@ impl Inner {
                     at_ms: now_ms(),
                     error: error_body,
                     logs: Vec::new(),
+                    // The caller is told.
+                    events: Vec::new(),
                 };
                 store.fail_turn(failure).await?;
                 Err(error)

@@ -6,10 +6,12 @@
 mod budget;
 mod calls;
 mod conversation;
+pub(crate) mod events;
 mod generation;
 mod generation_record;
 pub(crate) mod inference;
 pub(crate) mod log;
+pub(crate) mod schedule;
 pub(crate) mod state;
 mod text_stream;
 mod timer;
@@ -21,7 +23,9 @@ pub(crate) use conversation::{ConversationSet, StoredConversation, check_convers
 
 use crate::{Limits, bindings, instance::MemoryLimiter};
 use calls::CallBudget;
+use events::TurnEvents;
 use log::TurnLog;
+use schedule::ScheduleView;
 use state::StateView;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -38,6 +42,9 @@ pub(crate) struct TurnContext {
     pub(crate) state: StateView,
     pub(crate) conversations: ConversationSet,
     pub(crate) log: TurnLog,
+    /// `None` while an agent is described, as of the events.
+    pub(crate) schedules: Option<ScheduleView>,
+    pub(crate) events: Option<TurnEvents>,
     pub(crate) memory: MemoryLimiter,
     calls: CallBudget,
     table: ResourceTable,
@@ -59,7 +66,19 @@ impl TurnContext {
         let (wasi, streams) = (Wasi::default(), JoinSet::new());
         let (memory, calls) = (MemoryLimiter::new(limits.memory_mb), CallBudget::new(limits));
         let log = log.within(limits.log_kb);
-        TurnContext { turn, state, conversations, log, memory, calls, table, wasi, streams }
+        TurnContext {
+            turn,
+            state,
+            conversations,
+            log,
+            schedules: None,
+            events: None,
+            memory,
+            calls,
+            table,
+            wasi,
+            streams,
+        }
     }
 
     /// The guest is a command: this is its standard input, and its standard output is not for the log.
@@ -98,5 +117,7 @@ pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Resul
     bindings::tools::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::timer::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::log::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::schedule::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::events::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     wasmtime_wasi::p2::add_to_linker_async(linker)
 }

@@ -5,6 +5,9 @@
 use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
+/// Those of `skep:agent` that every agent may import. What they do is granted call by call.
+const OF_AGENTS: [&str; 8] = ["types", "inference", "state", "tools", "timer", "schedule", "events", "log"];
+
 enum Verdict {
     Allowed,
     /// By this line under `[grants]`.
@@ -24,8 +27,8 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> 
             }
             Verdict::Unknown => {
                 return Err(format!(
-                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools, \
-                     timer and log, WASI 0.2 without files and network, and what [grants] in agent.toml adds"
+                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools, timer, \
+                     schedule, events and log, WASI 0.2 without files and network, and what [grants] in agent.toml adds"
                 ));
             }
         }
@@ -39,9 +42,7 @@ fn verdict(import: &str, grants: &Grants) -> Verdict {
     let granted = |granted: bool, line| if granted { Verdict::Allowed } else { Verdict::Needs(line) };
     let wasi_0_2 = version.starts_with("0.2.");
     match package {
-        "skep:agent" if ["types", "inference", "state", "tools", "timer", "log"].contains(&interface) => {
-            Verdict::Allowed
-        }
+        "skep:agent" if OF_AGENTS.contains(&interface) => Verdict::Allowed,
         "wasi:cli" | "wasi:io" | "wasi:filesystem" | "wasi:sockets" if wasi_0_2 => Verdict::Allowed,
         "wasi:clocks" if wasi_0_2 => granted(grants.clocks, "clocks"),
         "wasi:random" if wasi_0_2 => granted(grants.random, "random"),

@@ -18,7 +18,7 @@ impl Turn {
             deployed_at_ms: 1,
             deployed_by: "tester".into(),
         };
-        store.put_agent(&agent, b"component").await.expect("stored");
+        store.put_agent(&agent, b"component", &[]).await.expect("stored");
         let turn = NewTurn {
             id: "t".into(),
             agent: "a".into(),

@@ -59,16 +59,18 @@ impl Entry {
                     missed,
                 })
             }
-            Origin::Event(EventOrigin { id, topic, at_ms, attempt }) => Entry::Event(event_handler::Event {
-                id,
-                topic,
-                data,
-                session,
-                turn,
-                at_ms,
-                received_at_ms,
-                attempt,
-            }),
+            Origin::Event(EventOrigin { id, topic, at_ms, attempt, .. }) => {
+                Entry::Event(event_handler::Event {
+                    id,
+                    topic,
+                    data,
+                    session,
+                    turn,
+                    at_ms,
+                    received_at_ms,
+                    attempt,
+                })
+            }
             Origin::Tool(ToolOrigin { name, .. }) => Entry::Tool(tool_handler::Invocation {
                 name,
                 arguments: data.unwrap_or_else(|| "{}".to_owned()),

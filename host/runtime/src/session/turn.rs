@@ -16,10 +16,13 @@ use crate::{
     agent_host::{Active, Services},
     capability::{
         ConversationSet, Turn, TurnContext,
+        events::TurnEvents,
         log::{TurnLog, now_ms},
+        schedule::{Owner, ScheduleView},
         state::{StateView, apply},
     },
     component::Deployed,
+    event::turn_events::{self, TurnEnding},
     feed::TurnEnd,
     host_tools::TurnTools,
     instance,
@@ -28,7 +31,9 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::Affinity;
-use skep_store::{Acceptance, ConversationRow, LogEntry, NewTurn, TurnCommit, TurnFailure, TurnKey};
+use skep_store::{
+    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, TurnCommit, TurnFailure, TurnKey,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -118,11 +123,12 @@ impl Actor {
     ) -> Result<(u64, Outcome), RuntimeError> {
         let key = standing.key();
         let is_attached = matches!(standing, Standing::Attached);
+        let ending = TurnEnding::of(&invocation, end.feed().turn_id());
         let opened = match self.open(&invocation, received_at_ms, standing, end, started).await {
             Ok(opened) => opened,
             Err(error) => {
                 if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
-                    self.fail(Failure { key, number: 0, logs: Vec::new() }, &error).await;
+                    self.fail(Failure { key, number: 0, logs: Vec::new() }, &ending, &error).await;
                 }
                 return Err(error);
             }
@@ -162,7 +168,7 @@ impl Actor {
                 };
                 drop(turn);
                 let answer = Answer { outcome, context, key };
-                self.commit(answer, idempotency_key).await.map(|outcome| (last_id, outcome))
+                self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
             // It goes on when the host does.
             Err(error) if self.is_gone() && !is_attached => {
@@ -170,12 +176,12 @@ impl Actor {
             }
             Err(error) => {
                 let logs = context.log.take();
-                self.fail(Failure { key, number, logs }, &error).await;
+                self.fail(Failure { key, number, logs }, &ending, &error).await;
                 return Err(error);
             }
         };
         if let Err(error) = &ended {
-            self.fail(Failure { key, number, logs: Vec::new() }, error).await;
+            self.fail(Failure { key, number, logs: Vec::new() }, &ending, error).await;
         }
         ended
     }
@@ -250,13 +256,36 @@ impl Actor {
         let models = services.models.clone();
         let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools);
         let turn = Arc::new(turn);
-        let context = TurnContext::new(
+        let mut context = TurnContext::new(
             Some(turn.clone()),
             state,
             conversations,
             TurnLog::new(&agent_name, &session, number),
             &agent.limits,
         );
+        let turn_id = end.feed().turn_id().to_owned();
+        context.events = Some(TurnEvents {
+            agent: agent_name.clone(),
+            principal: invocation.principal.clone(),
+            turn_id: turn_id.clone(),
+            hops: turn_events::hops(&invocation.origin),
+            grants: agent.manifest.grants.events.clone(),
+            limit: agent.limits.events,
+            emitted: Vec::new(),
+        });
+        context.schedules = Some(ScheduleView {
+            store: store.clone(),
+            clock: services.clock.clone(),
+            owner: Owner {
+                agent: agent_name,
+                session,
+                principal: invocation.principal.clone(),
+                turn_id,
+                limit: agent.limits.schedules,
+                takes_alarms: agent.pre.takes_alarms(),
+            },
+            seen: None,
+        });
         Ok(Opened { agent, number, key, journal, context, turn })
     }
 
@@ -272,13 +301,34 @@ impl Actor {
     }
 
     /// Ends the turn in the store. Why it failed must not be hidden by a store that fails too.
-    async fn fail(&self, failure: Failure, error: &RuntimeError) {
+    async fn fail(&self, failure: Failure, ending: &TurnEnding, error: &RuntimeError) {
         let Failure { key, number, logs } = failure;
         let SessionKey { agent, session } = self.key.clone();
+        let at_ms = now_ms();
+        let event = ending.failed(&self.services.outbox, error, at_ms);
+        let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
+        let tells = !events.is_empty();
         let error = StoredFailure::encode(error);
-        let failure = TurnFailure { key, agent, session, number, at_ms: now_ms(), error, logs };
-        if let Err(error) = self.services.store.fail_turn(failure).await {
-            tracing::error!("the failure of a turn cannot be stored: {error}");
+        let failure = TurnFailure { key, agent, session, number, at_ms, error, logs, events };
+        match self.services.store.fail_turn(failure).await {
+            Ok(()) if tells => self.services.courier_bell.notify_one(),
+            Ok(()) => {}
+            Err(error) => tracing::error!("the failure of a turn cannot be stored: {error}"),
+        }
+    }
+
+    /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
+    async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
+        let event = event?;
+        match self.services.outbox.reserve(event.deliveries.len()).await {
+            Ok(()) => {
+                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
+                Some(event)
+            }
+            Err(error) => {
+                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
+                None
+            }
         }
     }
 
@@ -314,6 +364,7 @@ impl Actor {
         &mut self,
         answer: Answer,
         idempotency_key: Option<String>,
+        ending: &TurnEnding,
     ) -> Result<Outcome, RuntimeError> {
         let Answer { outcome, mut context, key } = answer;
         let conversations = context.conversations.changed();
@@ -325,22 +376,42 @@ impl Actor {
             rows.push(ConversationRow { name: name.clone(), body });
         }
         let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
+        let at_ms = now_ms();
+        let outbox = &self.services.outbox;
+        let mut events =
+            context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
+        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
+        metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
+        events.extend(self.with_room(ending.done(outbox, &outcome, at_ms)).await);
+        let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
+        let rings = !(events.is_empty() && schedules.is_empty());
+        let occasion = ending.occasion();
         let commit = TurnCommit {
             agent: self.key.agent.clone(),
             session: self.key.session.clone(),
             key: Some(key),
             turn: outcome.turn,
-            at_ms: now_ms(),
+            at_ms,
             state: context.state.changes(),
             conversations: rows,
             logs: context.log.take(),
-            outcome: Some(skep_store::Outcome { idempotency_key, body }),
+            // What began by itself is settled with this, and nobody asks again by its key.
+            outcome: Some(skep_store::Outcome {
+                idempotency_key: idempotency_key.filter(|_| occasion.is_none()),
+                body,
+            }),
+            occasion,
+            schedules,
+            events,
         };
         drop(context);
         let commit = Arc::new(commit);
         if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
             self.memory = None;
             return Err(error.into());
+        }
+        if rings {
+            self.services.courier_bell.notify_one();
         }
         let memory = self.memory().await?;
         memory.turns = outcome.turn;

@@ -33,10 +33,14 @@ impl Host {
     }
 
     pub(super) async fn restart_with(self, options: RuntimeOptions) -> Host {
+        self.stop().await.start(options).await
+    }
+
+    /// What is left when a host has ended.
+    pub(super) async fn stop(self) -> Stopped {
         let Host { agents, store, models } = self;
         agents.drain(Duration::ZERO).await;
-        drop(agents);
-        Host { agents: start(&store, &models, options).await, store, models }
+        Stopped { store, models }
     }
 
     /// After a restart in which so many versions of an agent were deployed, each with the component of `guest`.
@@ -52,7 +56,7 @@ impl Host {
             deployed_by: "tester".into(),
         };
         for _ in 0..versions {
-            store.put_agent(&row, &guest.component()).await.expect("stored");
+            store.put_agent(&row, &guest.component(), &[]).await.expect("stored");
         }
         Host { agents: start(&store, &models, RuntimeOptions::default()).await, store, models }
     }
@@ -94,6 +98,32 @@ impl Host {
     pub(super) async fn answer(&self, agent: &str, session: &str, text: &str) -> String {
         self.ask(agent, session, text).await.expect("the turn goes well").text
     }
+}
+
+/// A host that is down.
+pub(super) struct Stopped {
+    store: Store,
+    models: ModelSet,
+}
+
+impl Stopped {
+    pub(super) async fn start(self, options: RuntimeOptions) -> Host {
+        let Stopped { store, models } = self;
+        Host { agents: start(&store, &models, options).await, store, models }
+    }
+}
+
+/// What comes of something that goes on by itself, as soon as it is there.
+pub(super) async fn until<T>(look: impl AsyncFn() -> Option<T>) -> T {
+    let looking = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), looking).await.expect("it comes in time")
 }
 
 pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {

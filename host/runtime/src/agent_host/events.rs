@@ -1,0 +1,50 @@
+//! Events that come from outside of turns, and what became of all.
+
+use super::AgentHost;
+use crate::{
+    Event, EventSummary, PublishedEvent, RuntimeError,
+    event::{HOST_SOURCE, encode_data},
+};
+use skep_store::{NewEvent, Published};
+
+const MAX_PAGE: u32 = 1_000;
+
+impl AgentHost {
+    /// Makes an event durable, and delivers it to the sessions and webhooks that take its topic, at least once. The same
+    /// source and id is the same event for a day.
+    pub async fn publish(&self, event: Event) -> Result<PublishedEvent, RuntimeError> {
+        let services = &self.inner.services;
+        event.check()?;
+        let Event { id, source, topic, data, at_ms, principal } = event;
+        let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
+        let encoded = encode_data(data.as_ref()).map_err(|message| RuntimeError::InvalidEvent { message })?;
+        let deliveries = services.outbox.router.route(&id, &topic, data.as_ref());
+        services.outbox.reserve(deliveries.len()).await?;
+        let now_ms = services.clock.now_ms();
+        let kind = if source == HOST_SOURCE { "host" } else { "client" };
+        let count = deliveries.len();
+        let row = NewEvent {
+            source,
+            id: id.clone(),
+            topic,
+            data: encoded,
+            principal,
+            hops: 1,
+            at_ms: at_ms.unwrap_or(now_ms),
+            deliveries,
+        };
+        let is_known = services.store.publish(&row, now_ms).await? == Published::Known;
+        if is_known {
+            return Ok(PublishedEvent { id, is_known, deliveries: 0 });
+        }
+        metrics::counter!(crate::metric::EVENTS, "source" => kind).increment(1);
+        services.courier_bell.notify_one();
+        Ok(PublishedEvent { id, is_known, deliveries: count })
+    }
+
+    /// The newest events, those before the key `before` if it is given.
+    pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventSummary>, RuntimeError> {
+        let rows = self.inner.services.store.events(before, limit.min(MAX_PAGE)).await?;
+        rows.into_iter().map(EventSummary::of).collect()
+    }
+}

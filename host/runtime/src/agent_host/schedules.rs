@@ -1,0 +1,45 @@
+//! Schedules as the operator sees them.
+
+use super::AgentHost;
+use crate::{RuntimeError, ScheduleSummary};
+
+const MAX_LISTED: u32 = 10_000;
+
+impl AgentHost {
+    /// Those of all agents, or of one: the next to be tried first, those that were given up last.
+    pub async fn schedules(
+        &self,
+        agent: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<ScheduleSummary>, RuntimeError> {
+        if let Some(agent) = agent {
+            self.inner.services.known(agent)?;
+        }
+        let rows = self.inner.services.store.schedules(agent, limit.min(MAX_LISTED)).await?;
+        rows.into_iter().map(ScheduleSummary::of).collect()
+    }
+
+    /// Removes a schedule. One of a manifest comes back with the next deployment.
+    pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
+        self.inner.services.known(agent)?;
+        match self.inner.services.store.cancel_schedule(agent, id).await? {
+            true => Ok(()),
+            false => Err(not_found(agent, id)),
+        }
+    }
+
+    /// Makes a schedule due now; one that was given up is tried again.
+    pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
+        let services = &self.inner.services;
+        services.known(agent)?;
+        if !services.store.run_schedule(agent, id, services.clock.now_ms()).await? {
+            return Err(not_found(agent, id));
+        }
+        services.courier_bell.notify_one();
+        Ok(())
+    }
+}
+
+fn not_found(agent: &str, id: &str) -> RuntimeError {
+    RuntimeError::ScheduleNotFound { agent: agent.to_owned(), id: id.chars().take(80).collect() }
+}

@@ -1,0 +1,149 @@
+//! `skep:agent/events`: what a turn tells others, once it is committed.
+
+use super::TurnContext;
+use crate::{
+    TopicPattern,
+    bindings::events::{EmitError, Host},
+    event::{AGENT_SOURCE, MAX_HOPS, Outbox, encode_data, topic},
+};
+use serde_json::Value;
+use skep_store::NewEvent;
+
+/// The events of one turn.
+pub(crate) struct TurnEvents {
+    pub(crate) agent: String,
+    pub(crate) principal: String,
+    pub(crate) turn_id: String,
+    /// How many events led to the turn.
+    pub(crate) hops: u32,
+    pub(crate) grants: Vec<TopicPattern>,
+    /// That a turn may emit.
+    pub(crate) limit: u32,
+    pub(crate) emitted: Vec<Emitted>,
+}
+
+pub(crate) struct Emitted {
+    topic: String,
+    data: Option<Value>,
+}
+
+impl Host for TurnContext {
+    fn emit(&mut self, topic: String, data: Option<String>) -> wasmtime::Result<Result<(), EmitError>> {
+        self.charge(topic.len() + data.as_ref().map_or(0, String::len))?;
+        let Some(events) = &mut self.events else {
+            let message = "events are emitted in a turn only, not while the agent is described";
+            return Ok(Err(EmitError::Denied(message.to_owned())));
+        };
+        Ok(events.emit(topic, data))
+    }
+}
+
+impl TurnEvents {
+    fn emit(&mut self, topic: String, data: Option<String>) -> Result<(), EmitError> {
+        let invalid = EmitError::InvalidArgument;
+        topic::check(&topic).map_err(invalid)?;
+        if topic::is_host(&topic) {
+            let message = format!("topic {topic:?}: those that begin with `skep.` are the host's own");
+            return Err(EmitError::Denied(message));
+        }
+        if !self.grants.iter().any(|pattern| pattern.matches(&topic)) {
+            return Err(EmitError::Denied(format!(
+                "topic {topic:?} is not granted; add it to `events = [\"{topic}\"]` under [grants] in agent.toml"
+            )));
+        }
+        if self.hops >= MAX_HOPS {
+            return Err(EmitError::TooManyHops(MAX_HOPS));
+        }
+        if self.emitted.len() >= self.limit as usize {
+            return Err(EmitError::QuotaExceeded(format!(
+                "the turn has emitted {} events, as many as it may; `events` under [limits] in agent.toml asks for more, \
+                 up to the operator's ceiling in skep.toml",
+                self.limit
+            )));
+        }
+        let data = data.map(|data| serde_json::from_str(&data)).transpose();
+        let data = data.map_err(|error| invalid(format!("the data is not JSON: {error}")))?;
+        encode_data(data.as_ref()).map_err(invalid)?;
+        self.emitted.push(Emitted { topic, data });
+        Ok(())
+    }
+
+    /// What is to be written with the turn.
+    pub(crate) fn into_rows(self, outbox: &Outbox, at_ms: u64) -> Vec<NewEvent> {
+        let TurnEvents { agent, principal, turn_id, hops, emitted, .. } = self;
+        let row = |(index, Emitted { topic, data })| {
+            let id = format!("{turn_id}-{}", index + 1);
+            let deliveries = outbox.router.route(&id, &topic, data.as_ref());
+            NewEvent {
+                source: format!("{AGENT_SOURCE}{agent}"),
+                id,
+                topic,
+                data: data.map(|data| data.to_string().into_bytes()),
+                principal: principal.clone(),
+                hops: hops + 1,
+                at_ms,
+                deliveries,
+            }
+        };
+        emitted.into_iter().enumerate().map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(hops: u32, limit: u32) -> TurnEvents {
+        TurnEvents {
+            agent: "a".into(),
+            principal: "p".into(),
+            turn_id: "t".into(),
+            hops,
+            grants: vec![TopicPattern::new("order.*").expect("a pattern")],
+            limit,
+            emitted: Vec::new(),
+        }
+    }
+
+    fn emit(events: &mut TurnEvents, topic: &str, data: &str) -> Result<(), EmitError> {
+        events.emit(topic.to_owned(), Some(data.to_owned()))
+    }
+
+    #[test]
+    fn only_granted_topics_are_emitted_and_a_denial_names_the_line() {
+        let mut events = events(0, 9);
+        emit(&mut events, "order.paid", "{}").expect("granted");
+        let denied = emit(&mut events, "bill.sent", "{}").expect_err("not granted");
+        assert!(
+            matches!(&denied, EmitError::Denied(why) if why.contains("`events = [\"bill.sent\"]` under [grants]"))
+        );
+        events.grants = vec![TopicPattern::new("skep.*").expect("a pattern")];
+        let denied = emit(&mut events, "skep.turn.done", "{}").expect_err("the host's");
+        assert!(matches!(&denied, EmitError::Denied(why) if why.contains("the host's own")));
+        assert_eq!(events.emitted.len(), 1);
+    }
+
+    #[test]
+    fn number_size_form_and_depth_are_bounded() {
+        let mut one = events(0, 1);
+        emit(&mut one, "order.paid", "{}").expect("the first");
+        let over = emit(&mut one, "order.paid", "{}").expect_err("the second");
+        assert!(matches!(&over, EmitError::QuotaExceeded(why) if why.contains("`events` under [limits]")));
+        let mut fresh = events(0, 9);
+        let long = format!("\"{}\"", "x".repeat(crate::event::MAX_DATA_BYTES));
+        for (topic, data, why) in [
+            ("order.", "{}", "is no topic"),
+            ("order.paid", "{", "not JSON"),
+            ("order.paid", &long, "allowed"),
+        ] {
+            let refused = emit(&mut fresh, topic, data).expect_err(why);
+            assert!(
+                matches!(&refused, EmitError::InvalidArgument(text) if text.contains(why)),
+                "{refused:?}"
+            );
+        }
+        let deep = emit(&mut events(MAX_HOPS, 9), "order.paid", "{}").expect_err("too deep");
+        assert_eq!(deep, EmitError::TooManyHops(MAX_HOPS));
+        emit(&mut events(MAX_HOPS - 1, 9), "order.paid", "{}").expect("the last hop");
+    }
+}

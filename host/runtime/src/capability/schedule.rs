@@ -1,0 +1,297 @@
+//! `skep:agent/schedule`: what wakes the session.
+//!
+//! A turn sees the schedules as they stood when it first asked, and its own changes over them. What it saw is in its
+//! journal, with the time, so that a turn that is run again sets the same.
+
+use super::TurnContext;
+use crate::{
+    Clock, ScheduleTiming,
+    bindings::schedule::{Calendar, Entry, Host, Options, ScheduleError, Timing},
+    journal::{Identity, Journal, Stopped},
+    schedule::Wanted,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use skep_store::{ScheduleChange, ScheduleRow, ScheduleState, Store};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The schedules of the session of a turn, read when the turn first asks for them.
+pub(crate) struct ScheduleView {
+    pub(crate) store: Store,
+    pub(crate) clock: Clock,
+    pub(crate) owner: Owner,
+    pub(crate) seen: Option<Seen>,
+}
+
+/// Whose schedules they are.
+pub(crate) struct Owner {
+    pub(crate) agent: String,
+    pub(crate) session: String,
+    pub(crate) principal: String,
+    pub(crate) turn_id: String,
+    /// Schedules that the session may have.
+    pub(crate) limit: u32,
+    /// Whether the agent exports what an alarm calls.
+    pub(crate) takes_alarms: bool,
+}
+
+/// What the turn sees of them, and what it did.
+pub(crate) struct Seen {
+    now_ms: u64,
+    /// By name.
+    entries: BTreeMap<String, Entry>,
+    changes: Vec<ScheduleChange>,
+    made: u32,
+}
+
+/// As it is in the journal.
+#[derive(Serialize, Deserialize)]
+struct Read {
+    now_ms: u64,
+    entries: Vec<Entry>,
+}
+
+type Done = wasmtime::Result<Result<(), ScheduleError>>;
+
+impl Host for TurnContext {
+    async fn after(&mut self, name: String, delay_ms: u64, options: Options) -> Done {
+        self.set_schedule(&name, &options, |now_ms| ScheduleTiming::after(now_ms, delay_ms)).await
+    }
+
+    async fn at(&mut self, name: String, time_ms: u64, options: Options) -> Done {
+        self.set_schedule(&name, &options, |now_ms| ScheduleTiming::at(now_ms, time_ms)).await
+    }
+
+    async fn every(&mut self, name: String, interval_ms: u64, options: Options) -> Done {
+        self.set_schedule(&name, &options, |_| ScheduleTiming::every(interval_ms)).await
+    }
+
+    async fn cron(&mut self, name: String, when: Calendar, options: Options) -> Done {
+        self.set_schedule(&name, &options, |_| ScheduleTiming::cron(&when.expression, &when.time_zone)).await
+    }
+
+    async fn cancel(&mut self, name: String) -> wasmtime::Result<bool> {
+        self.charge(name.len())?;
+        let Some((_, seen)) = self.seen_schedules().await? else { return Ok(false) };
+        Ok(seen.cancel(&name))
+    }
+
+    async fn list(&mut self) -> wasmtime::Result<Vec<Entry>> {
+        self.charge(0)?;
+        let Some((_, seen)) = self.seen_schedules().await? else { return Ok(Vec::new()) };
+        let entries: Vec<Entry> = seen.entries.values().cloned().collect();
+        let bytes = entries.iter().map(|entry| entry.name.len() + entry.data.as_ref().map_or(0, String::len));
+        self.charge_result(bytes.sum())?;
+        Ok(entries)
+    }
+}
+
+impl TurnContext {
+    async fn set_schedule(
+        &mut self,
+        name: &str,
+        options: &Options,
+        timing: impl FnOnce(u64) -> Result<ScheduleTiming, String>,
+    ) -> Done {
+        self.charge(name.len() + options.data.as_ref().map_or(0, String::len))?;
+        let Some((owner, seen)) = self.seen_schedules().await? else {
+            let message = "schedules are set in a turn only, not while the agent is described";
+            return Ok(Err(ScheduleError::Denied(message.to_owned())));
+        };
+        Ok(seen.set(owner, name, options, timing))
+    }
+
+    /// `None` while the agent is described.
+    async fn seen_schedules(&mut self) -> wasmtime::Result<Option<(&Owner, &mut Seen)>> {
+        let (Some(turn), Some(view)) = (&self.turn, &mut self.schedules) else { return Ok(None) };
+        let seen = match view.seen.take() {
+            Some(seen) => seen,
+            None => view.read(&turn.journal).await?,
+        };
+        Ok(Some((&view.owner, view.seen.insert(seen))))
+    }
+}
+
+impl ScheduleView {
+    /// What the turn did, in its order.
+    pub(crate) fn into_changes(self) -> Vec<ScheduleChange> {
+        self.seen.map(|seen| seen.changes).unwrap_or_default()
+    }
+
+    async fn read(&self, journal: &Arc<Journal>) -> Result<Seen, Stopped> {
+        let mut call = journal.call(Identity::new("schedule.read", &()))?;
+        let read: Read = match journal.recorded(&mut call)? {
+            Some((read, _place)) => read,
+            None => {
+                let rows = match self.store.schedules_of(&self.owner.agent, &self.owner.session).await {
+                    Ok(rows) => rows,
+                    Err(error) => {
+                        journal.fail(error.into());
+                        return Err(Stopped);
+                    }
+                };
+                let entries = rows.into_iter().filter_map(entry).collect();
+                let read = Read { now_ms: self.clock.now_ms(), entries };
+                journal.ended(&call, &read, Vec::new());
+                read
+            }
+        };
+        let entries = read.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
+        Ok(Seen { now_ms: read.now_ms, entries, changes: Vec::new(), made: 0 })
+    }
+}
+
+impl Seen {
+    fn set(
+        &mut self,
+        owner: &Owner,
+        name: &str,
+        options: &Options,
+        timing: impl FnOnce(u64) -> Result<ScheduleTiming, String>,
+    ) -> Result<(), ScheduleError> {
+        if !owner.takes_alarms {
+            let message =
+                "the agent does not export skep:agent/alarm-handler, so that nothing could be called";
+            return Err(ScheduleError::Denied(message.to_owned()));
+        }
+        let invalid = ScheduleError::InvalidArgument;
+        let parse = |data: &String| serde_json::from_str::<Value>(data);
+        let data = options.data.as_ref().map(parse).transpose();
+        let data = data.map_err(|error| invalid(format!("the data is not JSON: {error}")))?;
+        let timing = timing(self.now_ms).map_err(invalid)?;
+        if !self.entries.contains_key(name) && self.entries.len() >= owner.limit as usize {
+            return Err(ScheduleError::QuotaExceeded(format!(
+                "the session has {} schedules, as many as it may; cancel one, or allow more with `schedules` under \
+                 [limits] in agent.toml, up to the operator's ceiling in skep.toml",
+                self.entries.len()
+            )));
+        }
+        let wanted = Wanted {
+            name,
+            target: &owner.session,
+            principal: &owner.principal,
+            timing: timing.clone(),
+            data: data.as_ref(),
+            tries: options.tries,
+        };
+        self.made += 1;
+        let id = format!("{}-{}", owner.turn_id, self.made);
+        let row = wanted.prepare(id.clone(), self.now_ms).map_err(invalid)?;
+        let entry = Entry {
+            id,
+            name: name.to_owned(),
+            timing: timing.into(),
+            data: options.data.clone(),
+            due_at_ms: row.due_ms,
+            failed: None,
+        };
+        self.entries.insert(name.to_owned(), entry);
+        self.changes.push(ScheduleChange::Set(row));
+        Ok(())
+    }
+
+    fn cancel(&mut self, name: &str) -> bool {
+        let was_there = self.entries.remove(name).is_some();
+        if was_there {
+            self.changes.push(ScheduleChange::Cancel(name.to_owned()));
+        }
+        was_there
+    }
+}
+
+/// A row as the guest sees it. One that a later version wrote, and that this one cannot read, is left out.
+fn entry(row: ScheduleRow) -> Option<Entry> {
+    let ScheduleRow { schedule, state, error, .. } = row;
+    Some(Entry {
+        timing: ScheduleTiming::decode(&schedule.timing).ok()?.into(),
+        id: schedule.id,
+        name: schedule.name,
+        data: schedule.data.and_then(|data| String::from_utf8(data).ok()),
+        due_at_ms: schedule.due_ms,
+        failed: error.filter(|_| state == ScheduleState::Failed),
+    })
+}
+
+impl From<ScheduleTiming> for Timing {
+    fn from(timing: ScheduleTiming) -> Self {
+        match timing {
+            ScheduleTiming::At(at_ms) => Timing::At(at_ms),
+            ScheduleTiming::Every(interval_ms) => Timing::Every(interval_ms),
+            ScheduleTiming::Cron { expression, time_zone } => {
+                Timing::Cron(Calendar { expression, time_zone })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(limit: u32, takes_alarms: bool) -> Owner {
+        Owner {
+            agent: "a".into(),
+            session: "s".into(),
+            principal: "p".into(),
+            turn_id: "t".into(),
+            limit,
+            takes_alarms,
+        }
+    }
+
+    fn seen() -> Seen {
+        Seen { now_ms: 1_000_000, entries: BTreeMap::new(), changes: Vec::new(), made: 0 }
+    }
+
+    fn every_minute(_now_ms: u64) -> Result<ScheduleTiming, String> {
+        ScheduleTiming::every(60_000)
+    }
+
+    const PLAIN: Options = Options { data: None, tries: None };
+
+    #[test]
+    fn a_turn_sees_what_it_set_and_its_changes_are_in_order() {
+        let (owner, mut seen) = (owner(2, true), seen());
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("the first");
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("in its place");
+        seen.set(&owner, "b", &PLAIN, every_minute).expect("the second");
+        assert!(seen.cancel("a"));
+        assert!(!seen.cancel("a"));
+        assert_eq!(seen.entries.keys().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(seen.entries["b"].due_at_ms, 1_060_000);
+        let ids: Vec<&str> = seen
+            .changes
+            .iter()
+            .map(|change| match change {
+                ScheduleChange::Set(row) => row.id.as_str(),
+                ScheduleChange::Cancel(name) => name.as_str(),
+            })
+            .collect();
+        assert_eq!(ids, ["t-1", "t-2", "t-3", "a"]);
+    }
+
+    #[test]
+    fn the_number_of_schedules_is_bounded_and_replacing_one_is_free() {
+        let (owner, mut seen) = (owner(1, true), seen());
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("the first");
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("in its place");
+        let refused = seen.set(&owner, "b", &PLAIN, every_minute).expect_err("the second");
+        assert!(
+            matches!(&refused, ScheduleError::QuotaExceeded(why) if why.contains("`schedules` under [limits]"))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_set_says_why() {
+        let mut seen = seen();
+        let data = Options { data: Some("{".into()), ..PLAIN };
+        let refused = seen.set(&owner(1, true), "a", &data, every_minute).expect_err("no JSON");
+        assert!(matches!(&refused, ScheduleError::InvalidArgument(why) if why.contains("not JSON")));
+        let short = |_now_ms| ScheduleTiming::every(10);
+        let refused = seen.set(&owner(1, true), "a", &PLAIN, short).expect_err("too often");
+        assert!(matches!(&refused, ScheduleError::InvalidArgument(why) if why.contains("may be 1000 to")));
+        let refused = seen.set(&owner(1, false), "a", &PLAIN, every_minute).expect_err("nobody listens");
+        assert!(matches!(&refused, ScheduleError::Denied(why) if why.contains("alarm-handler")));
+        assert!(seen.changes.is_empty());
+    }
+}

@@ -1,0 +1,125 @@
+//! An alarm: a schedule that is due, as a turn of its session.
+
+use super::{
+    count,
+    turn::{self, TURN_BACKOFF, Verdict},
+};
+use crate::{
+    AlarmOrigin, Invocation, Origin,
+    agent_host::{Services, WeakHost},
+    schedule::ScheduleTiming,
+};
+use skep_store::{ScheduleRow, StoreError};
+use std::sync::Arc;
+
+pub(super) struct Alarm {
+    pub(super) services: Arc<Services>,
+    pub(super) host: WeakHost,
+    pub(super) row: ScheduleRow,
+}
+
+/// Begins a try. Times that passed since the schedule was due become the latest one of them. `None`: it was cancelled, or
+/// cannot be read.
+pub(super) async fn begin(
+    services: &Services,
+    mut row: ScheduleRow,
+) -> Result<Option<ScheduleRow>, StoreError> {
+    let now_ms = services.clock.now_ms();
+    if row.attempt == 0
+        && let Ok(timing) = ScheduleTiming::decode(&row.schedule.timing)
+    {
+        let (latest_ms, missed) = timing.latest(row.schedule.due_ms, now_ms);
+        row.schedule.due_ms = latest_ms;
+        row.missed += missed;
+        let late_ms = now_ms.saturating_sub(latest_ms);
+        metrics::histogram!(crate::metric::ALARM_DELAY).record(late_ms as f64 / 1000.0);
+    }
+    row.attempt += 1;
+    let begun =
+        services.store.begin_schedule(&row.schedule.id, row.schedule.due_ms, row.missed, row.attempt).await?;
+    Ok(begun.then_some(row))
+}
+
+/// Sets the next time of a schedule that repeats, now that one is over.
+pub(super) async fn advance(
+    services: &Services,
+    row: &ScheduleRow,
+    error: Option<&str>,
+) -> Result<(), StoreError> {
+    let id = &row.schedule.id;
+    let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(row.schedule.due_ms));
+    match next {
+        Ok(Some(next_ms)) => services.store.advance_schedule(id, next_ms, 0, error).await,
+        Ok(None) => services.store.park_schedule(id, "it is never due again").await,
+        Err(unreadable) => services.store.park_schedule(id, &unreadable).await,
+    }
+}
+
+impl Alarm {
+    pub(super) async fn ring(self) {
+        let verdict = match self.invocation() {
+            Ok(invocation) => turn::take(&self.host, invocation).await,
+            Err(error) => Verdict::Failed(crate::RuntimeError::Internal { message: error }),
+        };
+        if let Err(error) = self.note(verdict).await {
+            let (agent, name) = (&self.row.agent, &self.row.schedule.name);
+            tracing::error!(agent, name, "what came of an alarm cannot be stored: {error}");
+        }
+    }
+
+    fn invocation(&self) -> Result<Invocation, String> {
+        let ScheduleRow { agent, schedule, attempt, missed, .. } = &self.row;
+        let data = schedule.data.as_deref().map(serde_json::from_slice).transpose();
+        let data = data.map_err(|error| format!("the data of the schedule is unreadable: {error}"))?;
+        Ok(Invocation {
+            principal: schedule.principal.clone(),
+            agent: agent.clone(),
+            session: schedule.target.clone(),
+            text: String::new(),
+            data,
+            origin: Origin::Alarm(AlarmOrigin {
+                id: schedule.id.clone(),
+                name: schedule.name.clone(),
+                due_at_ms: schedule.due_ms,
+                attempt: *attempt,
+                missed: *missed,
+            }),
+            deadline: None,
+            // No client can send a key with a control character.
+            idempotency_key: Some(format!("\u{1}alarm {} {}", schedule.id, schedule.due_ms)),
+            detached: true,
+        })
+    }
+
+    async fn note(&self, verdict: Verdict) -> Result<(), StoreError> {
+        let (store, row) = (&self.services.store, &self.row);
+        let (id, now_ms) = (&row.schedule.id, self.services.clock.now_ms());
+        match verdict {
+            Verdict::HostEnds => Ok(()),
+            // One that does not repeat went with the commit.
+            Verdict::Done => {
+                count("alarm", "ok");
+                if row.schedule.repeats { advance(&self.services, row, None).await } else { Ok(()) }
+            }
+            Verdict::NotNow { error, wait_ms } => {
+                store.retry_schedule(id, row.attempt - 1, now_ms + wait_ms, &error.to_string()).await
+            }
+            Verdict::Failed(error) if row.attempt < row.schedule.tries => {
+                count("alarm", "retried");
+                let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
+                store.retry_schedule(id, row.attempt, wake_ms, &error.to_string()).await
+            }
+            Verdict::Failed(error) => {
+                count("alarm", "failed");
+                let (agent, session, name) = (&row.agent, &row.schedule.target, &row.schedule.name);
+                tracing::warn!(agent, session, name, tries = row.attempt, "an alarm is given up: {error}");
+                let error = error.to_string();
+                if row.schedule.repeats {
+                    advance(&self.services, row, Some(&error)).await
+                } else {
+                    store.park_schedule(id, &error).await
+                }
+            }
+        }
+    }
+}

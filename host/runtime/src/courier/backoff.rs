@@ -1,0 +1,35 @@
+//! How long to wait before something that failed is tried again.
+
+use rand::RngExt as _;
+
+/// Exponential, with jitter, so that those that failed together do not come back together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Backoff {
+    pub(super) first_ms: u64,
+    pub(super) factor: u64,
+    pub(super) most_ms: u64,
+}
+
+impl Backoff {
+    /// After so many tries; jitter adds up to a quarter.
+    pub(super) fn delay_ms(self, attempt: u32) -> u64 {
+        let exponent = attempt.saturating_sub(1);
+        let delay = self.factor.saturating_pow(exponent).saturating_mul(self.first_ms).min(self.most_ms);
+        delay + rand::rng().random_range(0..=delay / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_differ_a_little() {
+        let backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 60_000 };
+        for (attempt, least) in [(1, 2_000), (2, 4_000), (5, 32_000), (6, 60_000), (200, 60_000)] {
+            let delays: Vec<u64> = (0..50).map(|_| backoff.delay_ms(attempt)).collect();
+            assert!(delays.iter().all(|delay| (least..=least + least / 4).contains(delay)), "{delays:?}");
+            assert!(delays.iter().any(|delay| *delay != delays[0]), "there is no jitter");
+        }
+    }
+}

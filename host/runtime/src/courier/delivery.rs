@@ -1,0 +1,88 @@
+//! An event on its way to a session, as a turn of it.
+
+use super::{
+    count,
+    turn::{self, TURN_BACKOFF, Verdict},
+};
+use crate::{
+    EventOrigin, Invocation, Origin, RuntimeError,
+    agent_host::{Services, WeakHost},
+};
+use skep_store::{Delivery, StoreError, Target};
+use std::sync::Arc;
+
+/// How often an event is tried.
+const TRIES: u32 = 6;
+
+pub(super) struct SessionDelivery {
+    pub(super) services: Arc<Services>,
+    pub(super) host: WeakHost,
+    pub(super) row: Delivery,
+}
+
+impl SessionDelivery {
+    pub(super) async fn deliver(self) {
+        let Target::Session { agent, session } = &self.row.target else { return };
+        let verdict = match self.invocation(agent, session) {
+            Ok(invocation) => turn::take(&self.host, invocation).await,
+            Err(error) => Verdict::Failed(error),
+        };
+        if let Err(error) = self.note(agent, session, verdict).await {
+            tracing::error!(agent, session, "what came of an event cannot be stored: {error}");
+        }
+    }
+
+    fn invocation(&self, agent: &str, session: &str) -> Result<Invocation, RuntimeError> {
+        let Delivery { key, attempt, event_id, topic, data, principal, hops, at_ms, .. } = &self.row;
+        let data = data.as_deref().map(serde_json::from_slice).transpose();
+        let data = data.map_err(|error| RuntimeError::Internal {
+            message: format!("the data of event {event_id} is unreadable: {error}"),
+        })?;
+        Ok(Invocation {
+            principal: principal.clone(),
+            agent: agent.to_owned(),
+            session: session.to_owned(),
+            text: String::new(),
+            data,
+            origin: Origin::Event(EventOrigin {
+                id: event_id.clone(),
+                topic: topic.clone(),
+                at_ms: *at_ms,
+                attempt: *attempt,
+                hops: *hops,
+                delivery: key.0,
+            }),
+            deadline: None,
+            // No client can send a key with a control character.
+            idempotency_key: Some(format!("\u{1}event {}", key.0)),
+            detached: true,
+        })
+    }
+
+    async fn note(&self, agent: &str, session: &str, verdict: Verdict) -> Result<(), StoreError> {
+        let (store, row) = (&self.services.store, &self.row);
+        let now_ms = self.services.clock.now_ms();
+        match verdict {
+            Verdict::HostEnds => Ok(()),
+            // The row went with the commit.
+            Verdict::Done => {
+                count("event", "ok");
+                Ok(())
+            }
+            Verdict::NotNow { error, wait_ms } => {
+                store.retry_delivery(row.key, row.attempt - 1, now_ms + wait_ms, &error.to_string()).await
+            }
+            Verdict::Failed(error) if row.attempt < TRIES => {
+                count("event", "retried");
+                let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
+                store.retry_delivery(row.key, row.attempt, wake_ms, &error.to_string()).await
+            }
+            Verdict::Failed(error) => {
+                count("event", "failed");
+                let (topic, event) = (&row.topic, &row.event_id);
+                tracing::warn!(agent, session, topic, event, "an event is given up: {error}");
+                store.bury_delivery(row.key, &error.to_string()).await
+            }
+        }
+    }
+}

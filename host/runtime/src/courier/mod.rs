@@ -1,0 +1,158 @@
+//! Brings what is due to where it goes: alarms of schedules and events to sessions, events to webhooks.
+//!
+//! One task sleeps until something is due, or until it is told that something may be; there are no ticks. Everything is a
+//! row that is first marked as begun, with all that the turn will be given. A turn of a session has an idempotency key of
+//! the row, and its commit settles the row in the same transaction. So whatever a crash cuts off happens again, and what
+//! was committed does not.
+//!
+//! A session, and a webhook, gets one at a time.
+
+mod alarm;
+mod backoff;
+mod delivery;
+mod turn;
+
+use crate::agent_host::{Services, WeakHost};
+use alarm::Alarm;
+use delivery::SessionDelivery;
+use skep_store::{Delivery, ScheduleRow, ScheduleState, StoreError};
+use std::{collections::VecDeque, sync::Arc};
+use tokio::task::{AbortHandle, JoinSet};
+
+/// Alarms and deliveries that are under way at once.
+const MAX_RUNNING: usize = 64;
+/// Rows of each kind that are read at once.
+const PAGE: u32 = 128;
+/// How long the courier leaves a database alone that failed.
+const STORE_PAUSE_MS: u64 = 1_000;
+
+/// The task. Dropping this ends it, and leaves what it had begun for the next one.
+pub(crate) struct Courier(AbortHandle);
+
+struct Round {
+    services: Arc<Services>,
+    host: WeakHost,
+    running: JoinSet<()>,
+    /// Read, and not begun yet.
+    ready: VecDeque<Due>,
+}
+
+enum Due {
+    Alarm(Box<ScheduleRow>),
+    Delivery(Box<Delivery>),
+}
+
+impl Courier {
+    pub(crate) fn start(services: Arc<Services>, host: WeakHost) -> Self {
+        let round = Round { services, host, running: JoinSet::new(), ready: VecDeque::new() };
+        Courier(tokio::spawn(round.run()).abort_handle())
+    }
+
+    pub(crate) fn stop(&self) {
+        self.0.abort();
+    }
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Round {
+    async fn run(mut self) {
+        while let Err(error) = self.take_up().await {
+            self.pause(&error).await;
+        }
+        while self.services.admit().is_ok() {
+            let wake_ms = match self.fill().await {
+                Ok(wake_ms) => wake_ms,
+                Err(error) => {
+                    self.pause(&error).await;
+                    continue;
+                }
+            };
+            tokio::select! {
+                () = self.services.courier_bell.notified() => {}
+                Some(_ended) = self.running.join_next() => {}
+                () = self.services.clock.sleep_until(wake_ms) => {}
+            }
+        }
+    }
+
+    /// Goes on with what had begun when the host ended.
+    async fn take_up(&mut self) -> Result<(), StoreError> {
+        let schedules = self.services.store.begun_schedules().await?;
+        let deliveries = self.services.store.begun_deliveries().await?;
+        for row in schedules {
+            if row.state == ScheduleState::Settled {
+                alarm::advance(&self.services, &row, None).await?;
+            } else {
+                self.spawn_alarm(row);
+            }
+        }
+        for row in deliveries {
+            self.spawn_delivery(row);
+        }
+        Ok(())
+    }
+
+    /// Begins with what is due, as far as there is room. Gives the time at which something else is.
+    async fn fill(&mut self) -> Result<u64, StoreError> {
+        loop {
+            while self.running.len() < MAX_RUNNING {
+                let Some(due) = self.ready.pop_front() else { break };
+                self.begin(due).await?;
+            }
+            if self.running.len() >= MAX_RUNNING {
+                return Ok(u64::MAX);
+            }
+            let (store, now_ms) = (&self.services.store, self.services.clock.now_ms());
+            let schedules = store.due_schedules(now_ms, PAGE).await?;
+            let deliveries = store.due_deliveries(now_ms, PAGE).await?;
+            self.ready.extend(schedules.into_iter().map(|row| Due::Alarm(Box::new(row))));
+            self.ready.extend(deliveries.into_iter().map(|row| Due::Delivery(Box::new(row))));
+            if self.ready.is_empty() {
+                let next = [store.next_schedule_ms(now_ms).await?, store.next_delivery_ms(now_ms).await?];
+                return Ok(next.into_iter().flatten().min().unwrap_or(u64::MAX));
+            }
+        }
+    }
+
+    async fn begin(&mut self, due: Due) -> Result<(), StoreError> {
+        match due {
+            Due::Alarm(row) => {
+                if let Some(row) = alarm::begin(&self.services, *row).await? {
+                    self.spawn_alarm(row);
+                }
+            }
+            Due::Delivery(mut row) => {
+                row.attempt += 1;
+                if self.services.store.begin_delivery(row.key, row.attempt).await? {
+                    self.spawn_delivery(*row);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn spawn_alarm(&mut self, row: ScheduleRow) {
+        let alarm = Alarm { services: self.services.clone(), host: self.host.clone(), row };
+        self.running.spawn(alarm.ring());
+    }
+
+    fn spawn_delivery(&mut self, row: Delivery) {
+        let delivery = SessionDelivery { services: self.services.clone(), host: self.host.clone(), row };
+        self.running.spawn(delivery.deliver());
+    }
+
+    async fn pause(&self, error: &StoreError) {
+        tracing::error!("schedules and events wait: {error}");
+        self.services.clock.sleep_until(self.services.clock.now_ms() + STORE_PAUSE_MS).await;
+    }
+}
+
+/// What was begun came to this, as a metric.
+fn count(kind: &'static str, outcome: &'static str) {
+    metrics::counter!(crate::metric::DELIVERIES, "kind" => kind, "outcome" => outcome).increment(1);
+}

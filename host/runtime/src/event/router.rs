@@ -1,0 +1,142 @@
+//! Who takes which events: the triggers of the agents in force, and the webhooks.
+
+use super::{EventTrigger, TopicPattern};
+use crate::RuntimeError;
+use serde_json::Value;
+use skep_store::{NewDelivery, Target};
+use std::{
+    collections::BTreeMap,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+/// Triggers and webhooks of one host, and so the most deliveries that one event can have.
+const MAX_SUBSCRIPTIONS: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct EventRouter(RwLock<Subscriptions>);
+
+#[derive(Debug, Default)]
+struct Subscriptions {
+    agents: BTreeMap<String, Vec<EventTrigger>>,
+    /// By their ids.
+    webhooks: BTreeMap<String, Vec<TopicPattern>>,
+}
+
+impl EventRouter {
+    /// Where an event goes.
+    pub(crate) fn route(&self, id: &str, topic: &str, data: Option<&Value>) -> Vec<NewDelivery> {
+        let subscriptions = self.read();
+        let mut deliveries: Vec<NewDelivery> = Vec::new();
+        for (agent, triggers) in &subscriptions.agents {
+            for trigger in triggers.iter().filter(|trigger| trigger.topic.matches(topic)) {
+                let (session, undeliverable) = match trigger.session.render(id, topic, data) {
+                    Ok(session) => (session, None),
+                    Err(why) => (String::new(), Some(why)),
+                };
+                let target = Target::Session { agent: agent.clone(), session };
+                // Two triggers of an agent that name the same session are one subscription.
+                if !deliveries.iter().any(|delivery| delivery.target == target) {
+                    deliveries.push(NewDelivery { target, undeliverable });
+                }
+            }
+        }
+        let webhooks = subscriptions.webhooks.iter();
+        let webhooks = webhooks.filter(|(_, topics)| topics.iter().any(|pattern| pattern.matches(topic)));
+        deliveries.extend(
+            webhooks.map(|(id, _)| NewDelivery { target: Target::Webhook(id.clone()), undeliverable: None }),
+        );
+        deliveries
+    }
+
+    /// Whether anyone takes such events.
+    pub(crate) fn takes(&self, topic: &str) -> bool {
+        let subscriptions = self.read();
+        let mut triggers = subscriptions.agents.values().flatten();
+        let mut topics = subscriptions.webhooks.values().flatten();
+        triggers.any(|trigger| trigger.topic.matches(topic)) || topics.any(|pattern| pattern.matches(topic))
+    }
+
+    pub(crate) fn set_agent(&self, agent: &str, triggers: &[EventTrigger]) {
+        let agents = &mut self.write().agents;
+        match triggers {
+            [] => agents.remove(agent),
+            triggers => agents.insert(agent.to_owned(), triggers.to_vec()),
+        };
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_webhook(&self, id: &str, topics: Vec<TopicPattern>) {
+        self.write().webhooks.insert(id.to_owned(), topics);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn remove_webhook(&self, id: &str) {
+        self.write().webhooks.remove(id);
+    }
+
+    /// Whether so many subscriptions of an agent, or one more webhook, may stand beside the others.
+    pub(crate) fn check_room(&self, agent: Option<&str>, count: usize) -> Result<(), RuntimeError> {
+        let subscriptions = self.read();
+        let others = subscriptions.agents.iter().filter(|(name, _)| Some(name.as_str()) != agent);
+        let others = others.map(|(_, triggers)| triggers.len()).sum::<usize>() + subscriptions.webhooks.len();
+        if count > 0 && others + count > MAX_SUBSCRIPTIONS {
+            let message = format!(
+                "{} event triggers and webhooks would be subscribed; {MAX_SUBSCRIPTIONS} are allowed, remove some first",
+                others + count
+            );
+            return Err(RuntimeError::LimitExceeded { limit: "subscriptions", message });
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Subscriptions> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Subscriptions> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SessionTemplate;
+    use serde_json::json;
+
+    fn trigger(topic: &str, session: &str) -> EventTrigger {
+        EventTrigger {
+            topic: TopicPattern::new(topic).expect("a pattern"),
+            session: SessionTemplate::parse(session).expect("a template"),
+        }
+    }
+
+    #[test]
+    fn an_event_goes_to_each_session_and_webhook_that_takes_it_once() {
+        let router = EventRouter::default();
+        router.set_agent("a", &[trigger("order.*", "s"), trigger("*", "s"), trigger("*", "{data.id}")]);
+        router.set_agent("b", &[trigger("bill.*", "s")]);
+        router.set_webhook("w", vec![TopicPattern::new("order.paid").expect("a pattern")]);
+        let to = |session: &str| Target::Session { agent: "a".into(), session: session.into() };
+        let routed = router.route("1", "order.paid", Some(&json!({"id": "t"})));
+        let targets: Vec<_> = routed.into_iter().map(|delivery| delivery.target).collect();
+        assert_eq!(targets, [to("s"), to("t"), Target::Webhook("w".into())]);
+        let routed = router.route("1", "order.sent", None);
+        assert_eq!(routed.len(), 2);
+        assert!(routed[1].undeliverable.as_ref().expect("no id").contains("no data.id"));
+        assert!(router.takes("bill.x") && !router.takes("skep.turn.done"));
+        router.set_agent("b", &[]);
+        router.remove_webhook("w");
+        assert_eq!(router.route("1", "bill.x", None).len(), 2);
+    }
+
+    #[test]
+    fn subscriptions_are_bounded_over_all() {
+        let router = EventRouter::default();
+        router.set_agent("a", &vec![trigger("*", "s"); 64]);
+        router.check_room(Some("a"), MAX_SUBSCRIPTIONS).expect("its own do not count twice");
+        let refused = router.check_room(Some("b"), MAX_SUBSCRIPTIONS - 63).expect_err("one too many");
+        assert!(refused.to_string().contains("1001 event triggers"), "{refused}");
+        router.check_room(Some("b"), 0).expect("nothing is always room for");
+    }
+}

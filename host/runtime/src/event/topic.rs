@@ -1,0 +1,131 @@
+//! Topics of events, such as `order.paid`, and patterns of them.
+//!
+//! A topic is a list of parts. In a pattern `*` stands for one part, or as the last one for all that follow. The host's own
+//! topics begin with `skep.`; a pattern matches them only if it does too.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+const MAX_BYTES: usize = 128;
+/// The first part of topics that only the host publishes.
+const HOST: &str = "skep";
+
+/// Which topics somebody takes, or may publish.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TopicPattern(String);
+
+impl TopicPattern {
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        let parts = |part: &str| part == "*" || is_part(part);
+        if pattern.len() > MAX_BYTES || !pattern.split('.').all(parts) {
+            let shown: String = pattern.chars().take(80).collect();
+            return Err(format!(
+                "{shown:?} is no pattern of topics; it is a topic in which * may stand for a part, such as order.*"
+            ));
+        }
+        Ok(TopicPattern(pattern.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn matches(&self, topic: &str) -> bool {
+        if is_host(topic) && !is_host(&self.0) {
+            return false;
+        }
+        let mut parts = topic.split('.');
+        let mut patterns = self.0.split('.').peekable();
+        while let Some(pattern) = patterns.next() {
+            let Some(part) = parts.next() else { return false };
+            match pattern {
+                "*" if patterns.peek().is_none() => return true,
+                "*" => {}
+                pattern if pattern == part => {}
+                _ => return false,
+            }
+        }
+        parts.next().is_none()
+    }
+}
+
+/// Checks what somebody names as a topic.
+pub(crate) fn check(topic: &str) -> Result<(), String> {
+    if topic.len() > MAX_BYTES || !topic.split('.').all(is_part) {
+        let shown: String = topic.chars().take(80).collect();
+        return Err(format!(
+            "{shown:?} is no topic; it has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ with dots \
+             between, such as order.paid"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether only the host may publish it.
+pub(crate) fn is_host(topic: &str) -> bool {
+    topic.split('.').next() == Some(HOST)
+}
+
+fn is_part(part: &str) -> bool {
+    !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+impl fmt::Display for TopicPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for TopicPattern {
+    type Error = String;
+    fn try_from(pattern: String) -> Result<Self, String> {
+        Self::new(&pattern)
+    }
+}
+
+impl From<TopicPattern> for String {
+    fn from(pattern: TopicPattern) -> Self {
+        pattern.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_is_one_part_or_all_that_follow() {
+        for (pattern, topic, matches) in [
+            ("order.paid", "order.paid", true),
+            ("order.paid", "order.paid.late", false),
+            ("order.*", "order.paid", true),
+            ("order.*", "order.paid.late", true),
+            ("order.*", "order", false),
+            ("order.*", "orders.paid", false),
+            ("*.paid", "order.paid", true),
+            ("*.paid", "order.item.paid", false),
+            ("*", "anything.at.all", true),
+            ("*", "skep.turn.done", false),
+            ("*.turn.*", "skep.turn.done", false),
+            ("skep.*", "skep.turn.done", true),
+        ] {
+            assert_eq!(
+                TopicPattern::new(pattern).expect("valid").matches(topic),
+                matches,
+                "{pattern} {topic}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_topic_is_refused_with_an_example() {
+        for bad in ["", ".", "a.", "a b", "a.*", "ä", &"x".repeat(129)] {
+            assert!(check(bad).expect_err(bad).contains("such as order.paid"));
+        }
+        for bad in ["", "a.", "or*", "a..b", "**"] {
+            assert!(TopicPattern::new(bad).expect_err(bad).contains("such as order.*"));
+        }
+        check("com.example.order_paid-2").expect("valid");
+    }
+}

@@ -1,0 +1,110 @@
+//! `skep.turn.done` and `skep.turn.failed`: what the end of a turn tells those who asked for it.
+
+use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
+use crate::{Invocation, Origin, Outcome, RuntimeError};
+use serde_json::{Value, json};
+use skep_store::{DeliveryKey, NewEvent, Occasion};
+
+const DONE: &str = "skep.turn.done";
+const FAILED: &str = "skep.turn.failed";
+const ALL: &str = "skep.turn.";
+/// Of the text and the data of a reply that an event carries; the rest of it is small.
+const MAX_REPLY_BYTES: usize = MAX_DATA_BYTES / 2;
+/// Of the text of an error.
+const MAX_MESSAGE_CHARS: usize = 4_096;
+
+/// What is known of a turn's end before it comes.
+pub(crate) struct TurnEnding {
+    turn_id: String,
+    agent: String,
+    session: String,
+    principal: String,
+    hops: u32,
+    /// A turn that was itself told of an end tells of none: that would never end.
+    is_told: bool,
+    occasion: Option<Occasion>,
+}
+
+/// How many events led to a turn.
+pub(crate) fn hops(origin: &Origin) -> u32 {
+    match origin {
+        Origin::Event(event) => event.hops,
+        _ => 0,
+    }
+}
+
+impl TurnEnding {
+    pub(crate) fn of(invocation: &Invocation, turn_id: &str) -> Self {
+        let origin = &invocation.origin;
+        TurnEnding {
+            turn_id: turn_id.to_owned(),
+            agent: invocation.agent.clone(),
+            session: invocation.session.clone(),
+            principal: invocation.principal.clone(),
+            hops: hops(origin),
+            is_told: !matches!(origin, Origin::Event(event) if event.topic.starts_with(ALL)),
+            occasion: match origin {
+                Origin::Alarm(alarm) => {
+                    Some(Occasion::Alarm { schedule: alarm.id.clone(), due_ms: alarm.due_at_ms })
+                }
+                Origin::Event(event) => Some(Occasion::Event(DeliveryKey(event.delivery))),
+                Origin::Direct | Origin::Chat | Origin::Http(_) | Origin::Tool(_) => None,
+            },
+        }
+    }
+
+    /// What began the turn, and is over when it is committed.
+    pub(crate) fn occasion(&self) -> Option<Occasion> {
+        self.occasion.clone()
+    }
+
+    pub(crate) fn done(&self, outbox: &Outbox, outcome: &Outcome, at_ms: u64) -> Option<NewEvent> {
+        if !self.is_told(outbox, DONE) {
+            return None;
+        }
+        let mut told = json!({
+            "agent": self.agent, "session": self.session, "turn_id": self.turn_id, "turn": outcome.turn,
+            "usage": {
+                "prompt_tokens": outcome.usage.prompt_tokens,
+                "completion_tokens": outcome.usage.completion_tokens,
+            },
+        });
+        let data_bytes = outcome.data.as_ref().map_or(0, |data| data.to_string().len());
+        // The JSON of a text is at most six times as long; a reply that may not fit is asked for by its turn.
+        if outcome.text.len() * 6 + data_bytes <= MAX_REPLY_BYTES {
+            told["text"] = json!(outcome.text);
+            told["data"] = json!(outcome.data);
+        }
+        self.event(outbox, DONE, &told, at_ms)
+    }
+
+    pub(crate) fn failed(&self, outbox: &Outbox, error: &RuntimeError, at_ms: u64) -> Option<NewEvent> {
+        if !self.is_told(outbox, FAILED) {
+            return None;
+        }
+        let message: String = error.to_string().chars().take(MAX_MESSAGE_CHARS).collect();
+        let told = json!({
+            "agent": self.agent, "session": self.session, "turn_id": self.turn_id,
+            "error": {"code": error.code(), "message": message},
+        });
+        self.event(outbox, FAILED, &told, at_ms)
+    }
+
+    fn is_told(&self, outbox: &Outbox, topic: &str) -> bool {
+        self.is_told && self.hops < MAX_HOPS && outbox.router.takes(topic)
+    }
+
+    fn event(&self, outbox: &Outbox, topic: &str, told: &Value, at_ms: u64) -> Option<NewEvent> {
+        let deliveries = outbox.router.route(&self.turn_id, topic, Some(told));
+        Some(NewEvent {
+            source: HOST_SOURCE.to_owned(),
+            id: self.turn_id.clone(),
+            topic: topic.to_owned(),
+            data: encode_data(Some(told)).ok()?,
+            principal: self.principal.clone(),
+            hops: self.hops + 1,
+            at_ms,
+            deliveries,
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! What the host tells about schedules.
+
+use super::ScheduleTiming;
+use crate::RuntimeError;
+use serde_json::Value;
+use skep_store::ScheduleRow;
+
+/// A schedule, as it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScheduleSummary {
+    pub id: String,
+    pub agent: String,
+    /// The session that it wakes.
+    pub session: String,
+    pub name: String,
+    /// It is of the manifest, not of the session.
+    pub is_of_manifest: bool,
+    pub timing: ScheduleTiming,
+    pub data: Option<Value>,
+    pub state: ScheduleState,
+    pub due_at_ms: u64,
+    /// Tries of the time that is due.
+    pub attempt: u32,
+    pub tries: u32,
+    /// Of the last try that failed.
+    pub last_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleState {
+    Waiting,
+    Running,
+    /// Its tries are used up; it waits for somebody to run or cancel it.
+    Failed,
+}
+
+impl ScheduleSummary {
+    pub(crate) fn of(row: ScheduleRow) -> Result<Self, RuntimeError> {
+        let ScheduleRow { agent, owner, schedule, state, attempt, error, .. } = row;
+        let unreadable = |what: String| RuntimeError::Internal {
+            message: format!("schedule {} of agent {agent} is unreadable: {what}", schedule.id),
+        };
+        let timing = ScheduleTiming::decode(&schedule.timing).map_err(unreadable)?;
+        let data = schedule.data.map(|data| serde_json::from_slice(&data)).transpose();
+        let data = data.map_err(|error| unreadable(error.to_string()))?;
+        Ok(ScheduleSummary {
+            session: schedule.target,
+            is_of_manifest: owner.is_none(),
+            timing,
+            data,
+            state: match state {
+                skep_store::ScheduleState::Waiting => ScheduleState::Waiting,
+                skep_store::ScheduleState::Begun | skep_store::ScheduleState::Settled => {
+                    ScheduleState::Running
+                }
+                skep_store::ScheduleState::Failed => ScheduleState::Failed,
+            },
+            due_at_ms: schedule.due_ms,
+            attempt,
+            tries: schedule.tries,
+            last_error: error,
+            id: schedule.id,
+            name: schedule.name,
+            agent,
+        })
+    }
+}

@@ -1,0 +1,143 @@
+//! Events from who tells them to the sessions that take them.
+
+use super::{
+    fixture::{Host, until},
+    guest::echo,
+    waker::waker,
+};
+use crate::{Clock, Event, EventSummary, RuntimeOptions};
+use serde_json::{Value, json};
+
+const TRIGGER: &str = "[grants]\nevents = [\"order.*\", \"ping.*\"]\n[[trigger.event]]\ntopic = \"*.*\"\n";
+
+async fn start(session: &str) -> (Host, Clock) {
+    let clock = Clock::at(1_800_000_000_000);
+    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }).await;
+    host.deploy("w", &format!("{TRIGGER}session = \"{session}\""), waker()).await.expect("deploys");
+    (host, clock)
+}
+
+fn event(id: &str, topic: &str, data: Value) -> Event {
+    Event {
+        id: Some(id.into()),
+        source: "shop".into(),
+        topic: topic.into(),
+        data: Some(data),
+        at_ms: None,
+        principal: "tester".into(),
+    }
+}
+
+async fn taken(host: &Host, session: &str, count: usize) {
+    until(async || (host.answer("w", session, "E").await.len() == count).then_some(())).await;
+}
+
+/// The newest event, when all its deliveries are over.
+async fn over(host: &Host) -> EventSummary {
+    until(async || {
+        let newest = host.agents.events(None, 1).await.expect("listed").into_iter().next();
+        newest.filter(|event| event.pending == 0)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_event_goes_to_the_session_that_it_names_and_once() {
+    let (host, _clock) = start("{data.order_id}").await;
+    let paid = event("1", "order.paid", json!({"order_id": "o-7"}));
+    let published = host.agents.publish(paid.clone()).await.expect("taken");
+    assert_eq!((published.deliveries, published.is_known), (1, false));
+    taken(&host, "o-7", 1).await;
+    assert!(host.agents.publish(paid).await.expect("taken").is_known);
+    over(&host).await;
+    taken(&host, "o-7", 1).await;
+    let lost = host.agents.publish(event("2", "order.paid", json!({}))).await.expect("taken");
+    assert_eq!(lost.deliveries, 1);
+    assert_eq!(over(&host).await.dead, 1, "no session can get it");
+}
+
+#[tokio::test]
+async fn an_event_that_fails_is_tried_again_and_then_dead() {
+    let (host, clock) = start("s").await;
+    host.agents.publish(event("1", "trap.x", json!(null))).await.expect("taken");
+    let dead = until(async || {
+        // Whatever waits is due after that, and what runs is not disturbed.
+        clock.advance(1_000_000);
+        let newest = host.agents.events(None, 1).await.expect("listed").remove(0);
+        (newest.dead == 1).then_some(newest)
+    })
+    .await;
+    assert_eq!(dead.pending, 0);
+    host.agents.publish(event("2", "order.paid", json!(null))).await.expect("taken");
+    taken(&host, "s", 1).await;
+}
+
+#[tokio::test]
+async fn what_an_agent_emits_is_delivered_after_its_commit_and_only_if_granted() {
+    let (host, _clock) = start("{data.order_id}").await;
+    host.answer("w", "who-tells", "e").await;
+    taken(&host, "s", 1).await;
+    let told = over(&host).await;
+    assert_eq!((told.source.as_str(), told.topic.as_str()), ("agent:w", "order.paid"));
+    host.ask("w", "who-tells", "d").await.expect_err("it is not granted");
+    assert_eq!(host.agents.events(None, 10).await.expect("listed").len(), 1);
+}
+
+#[tokio::test]
+async fn a_storm_of_agents_that_answer_each_other_ends_at_the_hop_limit() {
+    let (host, _clock) = start("s").await;
+    host.answer("w", "s", "p").await;
+    taken(&host, "s", 8).await;
+    over(&host).await;
+    assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
+}
+
+#[tokio::test]
+async fn the_number_of_events_of_a_turn_is_a_limit() {
+    let clock = Clock::at(1_800_000_000_000);
+    let host = Host::with(RuntimeOptions { clock, ..RuntimeOptions::default() }).await;
+    let manifest = "[grants]\nevents = [\"order.*\"]\n[limits]\nevents = 0";
+    host.deploy("w", manifest, waker()).await.expect("deploys");
+    host.ask("w", "s", "e").await.expect_err("one too many");
+}
+
+#[tokio::test]
+async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
+    let (host, _clock) = start("s").await;
+    let manifest = "[[trigger.event]]\ntopic = \"skep.turn.*\"\nsession = \"watch\"";
+    host.deploy("watcher", manifest, waker()).await.expect("deploys");
+    host.answer("w", "s", "n").await;
+    host.ask("w", "s", "t").await.expect_err("it traps");
+    let watched = async |text| host.answer("watcher", "watch", text).await.len();
+    // Its own answers are ends of turns too, so there are more and more.
+    until(async || (watched("E").await >= 2).then_some(())).await;
+    let told = host.agents.events(None, 100).await.expect("listed");
+    let of = |topic: &str| {
+        told.iter().rfind(|event| event.topic == topic).and_then(|event| event.data.clone()).expect("told")
+    };
+    let (done, failed) = (of("skep.turn.done"), of("skep.turn.failed"));
+    assert_eq!((&done["agent"], &done["session"], &done["turn"]), (&json!("w"), &json!("s"), &json!(1)));
+    assert_eq!(failed["error"]["code"], "agent_trapped");
+    assert!(
+        told.iter().all(|event| event.data.as_ref().expect("data")["turn_id"] == event.id.as_str()),
+        "each end is told once, under the id of its turn"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_an_event_is_refused() {
+    let (host, _clock) = start("s").await;
+    for (refused, why) in [
+        (event("1", "no topic", json!(null)), "is no topic"),
+        (event("1", "skep.turn.done", json!(null)), "the host's own"),
+        (event("", "order.paid", json!(null)), "1 to 128"),
+        (event("1", "order.paid", json!("x".repeat(300_000))), "are allowed"),
+        (Event { source: "agent:w".into(), ..event("1", "order.paid", json!(null)) }, "are agents'"),
+    ] {
+        let error = host.agents.publish(refused).await.expect_err(why);
+        assert!(error.code() == "invalid_event" && error.to_string().contains(why), "{error}");
+    }
+    let manifest = "[[trigger.event]]\ntopic = \"a.*\"\nsession = \"s\"";
+    let refused = host.deploy("e", manifest, echo()).await.expect_err("it exports no handler").to_string();
+    assert!(refused.contains("[[trigger.event]]") && refused.contains("event-handler"), "{refused}");
+}

@@ -1,0 +1,172 @@
+//! Schedules from the turn that sets them to the alarms, with a clock that only the test moves.
+
+use super::{
+    fixture::{Host, until},
+    guest::{Guest, echo},
+    waker::waker,
+};
+use crate::{Clock, RuntimeOptions, ScheduleState, ScheduleSummary};
+
+const START_MS: u64 = 1_800_000_000_000;
+
+fn options(clock: &Clock) -> RuntimeOptions {
+    RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }
+}
+
+async fn start() -> (Host, Clock) {
+    let clock = Clock::at(START_MS);
+    (Host::with(options(&clock)).await, clock)
+}
+
+async fn schedules(host: &Host) -> Vec<ScheduleSummary> {
+    host.agents.schedules(Some("w"), 100).await.expect("listed")
+}
+
+/// The one schedule, as soon as it is as it should be.
+async fn schedule(host: &Host, is_so: impl Fn(&ScheduleSummary) -> bool) -> ScheduleSummary {
+    until(async || schedules(host).await.into_iter().find(|schedule| is_so(schedule))).await
+}
+
+async fn no_schedule(host: &Host) {
+    until(async || schedules(host).await.is_empty().then_some(())).await;
+}
+
+/// How many alarms the session has taken.
+async fn alarms(host: &Host, session: &str) -> usize {
+    host.answer("w", session, "n").await.len()
+}
+
+#[tokio::test]
+async fn an_alarm_comes_when_it_is_due_and_once() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.answer("w", "s", "a").await;
+    let set = schedule(&host, |_| true).await;
+    assert_eq!(
+        (set.name.as_str(), set.due_at_ms, set.state),
+        ("wake", START_MS + 1_000, ScheduleState::Waiting)
+    );
+    clock.advance(999);
+    assert_eq!(alarms(&host, "s").await, 0);
+    clock.advance(1);
+    no_schedule(&host).await;
+    assert_eq!(alarms(&host, "s").await, 1);
+    clock.advance(3_600_000);
+    let host = host.restart_with(options(&clock)).await;
+    assert_eq!(alarms(&host, "s").await, 1);
+}
+
+#[tokio::test]
+async fn a_turn_that_fails_sets_nothing_and_the_same_name_replaces() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.ask("w", "s", "t").await.expect_err("it traps after it set one");
+    assert!(schedules(&host).await.is_empty());
+    host.answer("w", "s", "a").await;
+    clock.advance(500);
+    host.answer("w", "s", "a").await;
+    assert_eq!(schedule(&host, |_| true).await.due_at_ms, START_MS + 1_500);
+    assert_eq!(schedules(&host).await.len(), 1);
+}
+
+#[tokio::test]
+async fn times_that_passed_while_the_host_was_down_are_one_alarm() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.answer("w", "s", "r").await;
+    let host = {
+        let down = host.stop().await;
+        clock.advance(10_500);
+        down.start(options(&clock)).await
+    };
+    let next = schedule(&host, |schedule| schedule.due_at_ms > START_MS + 10_000).await;
+    assert_eq!((next.due_at_ms, next.state), (START_MS + 11_000, ScheduleState::Waiting));
+    assert_eq!(alarms(&host, "s").await, 1);
+    assert_eq!(host.answer("w", "s", "m").await.len(), 9);
+}
+
+#[tokio::test]
+async fn an_alarm_that_fails_is_tried_again_and_then_parked_with_its_error() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.answer("w", "s", "f").await;
+    for attempt in 1..=5 {
+        clock.advance(100_000);
+        let waits = schedule(&host, |schedule| {
+            schedule.attempt == attempt && schedule.state == ScheduleState::Waiting
+        });
+        assert!(waits.await.last_error.expect("it failed").contains("trapped"));
+    }
+    clock.advance(100_000);
+    let parked = schedule(&host, |schedule| schedule.state == ScheduleState::Failed).await;
+    assert_eq!((parked.attempt, parked.tries), (6, 6));
+    host.agents.run_schedule("w", &parked.id).await.expect("it can be run");
+    schedule(&host, |schedule| schedule.attempt == 1 && schedule.state == ScheduleState::Waiting).await;
+    host.agents.cancel_schedule("w", &parked.id).await.expect("it can be cancelled");
+    let gone = host.agents.cancel_schedule("w", &parked.id).await.expect_err("it is gone");
+    assert_eq!(gone.code(), "schedule_not_found");
+}
+
+#[tokio::test]
+async fn a_schedule_of_the_manifest_that_fails_goes_on_with_its_next_time() {
+    let (host, clock) = start().await;
+    let manifest = "[[schedule]]\nname = \"!bad\"\nevery = \"1m\"\nsession = \"s\"\ntries = 1";
+    host.deploy("w", manifest, waker()).await.expect("deploys");
+    clock.advance(60_000);
+    let next = schedule(&host, |schedule| schedule.last_error.is_some()).await;
+    assert_eq!((next.state, next.due_at_ms), (ScheduleState::Waiting, START_MS + 120_000));
+    assert!(next.is_of_manifest);
+}
+
+#[tokio::test]
+async fn schedules_of_the_manifest_follow_the_version_in_force() {
+    let (host, clock) = start().await;
+    let names = async || schedules(&host).await.into_iter().map(|one| one.name).collect::<Vec<_>>();
+    let line = |name: &str| format!("[[schedule]]\nname = \"{name}\"\ncron = \"@hourly\"\nsession = \"s\"");
+    host.deploy("w", &line("one"), waker()).await.expect("deploys");
+    clock.advance(5_000);
+    host.deploy("w", &line("two"), waker()).await.expect("deploys");
+    assert_eq!(names().await, ["two"]);
+    host.agents.rollback("w", None).await.expect("there is one");
+    assert_eq!(names().await, ["one"]);
+    clock.advance(3_600_000);
+    until(async || (alarms(&host, "s").await == 1).then_some(())).await;
+    host.agents.delete("w").await.expect("deletes");
+    assert!(host.agents.schedules(None, 10).await.expect("listed").is_empty());
+}
+
+#[tokio::test]
+async fn a_component_that_takes_no_alarms_gets_none() {
+    let (host, _clock) = start().await;
+    let manifest = "[[schedule]]\nname = \"x\"\nevery = \"1m\"\nsession = \"s\"";
+    let refused = host.deploy("w", manifest, echo()).await.expect_err("it exports no handler").to_string();
+    assert!(refused.contains("[[schedule]]") && refused.contains("alarm-handler"), "{refused}");
+    let mute = Guest { world: "export skep:agent/event-handler@0.1.0;", ..waker() };
+    host.deploy("w", "", mute).await.expect("deploys");
+    host.ask("w", "s", "a").await.expect_err("the interface denies");
+}
+
+#[tokio::test]
+async fn the_number_of_schedules_of_a_session_is_a_limit() {
+    let (host, _clock) = start().await;
+    host.deploy("w", "[limits]\nschedules = 1", waker()).await.expect("deploys");
+    host.answer("w", "s", "a").await;
+    host.ask("w", "s", "f").await.expect_err("a second one");
+    host.answer("w", "other", "f").await;
+    assert_eq!(schedules(&host).await.len(), 2);
+}
+
+#[tokio::test]
+async fn an_alarm_that_a_restart_cuts_off_is_taken_once() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    for session in ["a", "b", "c"] {
+        host.answer("w", session, "a").await;
+    }
+    clock.advance(1_000);
+    let host = host.restart_with(options(&clock)).await;
+    no_schedule(&host).await;
+    for session in ["a", "b", "c"] {
+        assert_eq!(alarms(&host, session).await, 1, "{session}");
+    }
+}

@@ -1,0 +1,278 @@
+//! Deliveries: one event on its way to one session or one webhook.
+//!
+//! A delivery waits, begins, and is gone when it succeeded: to a session with the commit of its turn, in the same
+//! transaction. One that has begun when the host ends is begun again just as it was. One whose tries are used up is dead,
+//! and stays until it is delivered again by hand or forgotten.
+
+use crate::{Store, StoreError};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+
+/// How the store knows a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeliveryKey(pub i64);
+
+/// Where an event goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    Session {
+        agent: String,
+        session: String,
+    },
+    /// By its id.
+    Webhook(String),
+}
+
+/// A delivery that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDelivery {
+    pub target: Target,
+    /// Why it can never be made. Then it is dead from the beginning.
+    pub undeliverable: Option<String>,
+}
+
+/// A delivery with its event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    pub key: DeliveryKey,
+    pub target: Target,
+    pub state: DeliveryState,
+    /// Tries that began.
+    pub attempt: u32,
+    /// Of the last try.
+    pub error: Option<String>,
+    pub event_id: String,
+    pub source: String,
+    pub topic: String,
+    pub data: Option<Vec<u8>>,
+    pub principal: String,
+    pub hops: u32,
+    pub at_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryState {
+    Waiting,
+    Begun,
+    Dead,
+}
+
+const WAITING: i64 = 0;
+const BEGUN: i64 = 1;
+const DEAD: i64 = 2;
+const COLUMNS: &str = "deliveries.key, deliveries.agent, deliveries.session, deliveries.webhook, deliveries.state, \
+                       deliveries.attempt, deliveries.error, events.id, events.source, events.topic, events.data, \
+                       events.principal, events.hops, events.at_ms";
+
+impl Store {
+    /// At most `limit` deliveries that are due, each to another target, and none to a target to which one has begun.
+    pub async fn due_deliveries(&self, now_ms: u64, limit: u32) -> Result<Vec<Delivery>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM events JOIN
+                 (SELECT *, MIN(wake_ms) FROM deliveries AS due WHERE state = {WAITING} AND wake_ms <= ?
+                  AND NOT EXISTS (SELECT 1 FROM deliveries AS begun WHERE begun.state = {BEGUN}
+                      AND begun.agent IS due.agent AND begun.session IS due.session AND begun.webhook IS due.webhook)
+                  GROUP BY agent, session, webhook) AS deliveries ON events.key = deliveries.event
+             ORDER BY deliveries.wake_ms, deliveries.key LIMIT ?"
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(now_ms as i64)
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for deliveries that are due"))?;
+        Ok(rows.iter().map(delivery).collect())
+    }
+
+    /// When a delivery that waits is to be tried, the earliest of those after `now_ms`.
+    pub async fn next_delivery_ms(&self, now_ms: u64) -> Result<Option<u64>, StoreError> {
+        let next: Option<i64> =
+            query_scalar("SELECT MIN(wake_ms) FROM deliveries WHERE state = 0 AND wake_ms > ?")
+                .bind(now_ms as i64)
+                .fetch_one(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for the next delivery"))?;
+        Ok(next.map(|next| next as u64))
+    }
+
+    /// Those that had begun when the host ended.
+    pub async fn begun_deliveries(&self) -> Result<Vec<Delivery>, StoreError> {
+        self.deliveries_in(BEGUN, None, u32::MAX).await
+    }
+
+    /// Deliveries that failed for good, the newest first, those before the key `before` if it is given.
+    pub async fn dead_deliveries(
+        &self,
+        before: Option<DeliveryKey>,
+        limit: u32,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        self.deliveries_in(DEAD, before, limit).await
+    }
+
+    /// Those that are waiting or begun, as far as `limit`.
+    pub async fn count_deliveries(&self, limit: u32) -> Result<u32, StoreError> {
+        query_scalar("SELECT COUNT(*) FROM (SELECT 1 FROM deliveries WHERE state IN (0, 1) LIMIT ?)")
+            .bind(limit)
+            .fetch_one(&self.readers)
+            .await
+            .map_err(StoreError::while_it("counted deliveries"))
+    }
+
+    /// Begins a try. Whether the delivery still waited.
+    pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
+        let begun = query("UPDATE deliveries SET state = ?, attempt = ? WHERE key = ? AND state = ?")
+            .bind(BEGUN)
+            .bind(attempt)
+            .bind(key.0)
+            .bind(WAITING)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("began with a delivery"))?;
+        Ok(begun.rows_affected() > 0)
+    }
+
+    /// A delivery that has begun is tried again. `attempt` is what counts as tried.
+    pub async fn retry_delivery(
+        &self,
+        key: DeliveryKey,
+        attempt: u32,
+        wake_ms: u64,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        query(
+            "UPDATE deliveries SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE key = ? AND state = ?",
+        )
+        .bind(WAITING)
+        .bind(attempt)
+        .bind(wake_ms as i64)
+        .bind(error)
+        .bind(key.0)
+        .bind(BEGUN)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("put a delivery off"))?;
+        Ok(())
+    }
+
+    /// A delivery that succeeded is gone.
+    pub async fn finish_delivery(&self, key: DeliveryKey) -> Result<(), StoreError> {
+        query("DELETE FROM deliveries WHERE key = ?")
+            .bind(key.0)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("ended a delivery"))?;
+        Ok(())
+    }
+
+    /// A delivery that has begun is not tried any more.
+    pub async fn bury_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
+        query("UPDATE deliveries SET state = ?, error = ? WHERE key = ? AND state = ?")
+            .bind(DEAD)
+            .bind(error)
+            .bind(key.0)
+            .bind(BEGUN)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("gave a delivery up"))?;
+        Ok(())
+    }
+
+    /// A dead delivery is tried again, from the first try. Whether there is one with a target that can be tried.
+    pub async fn redeliver(&self, key: DeliveryKey, now_ms: u64) -> Result<bool, StoreError> {
+        let again = query(
+            "UPDATE deliveries SET state = ?, attempt = 0, wake_ms = ? WHERE key = ? AND state = ?
+             AND session IS NOT ''",
+        )
+        .bind(WAITING)
+        .bind(now_ms as i64)
+        .bind(key.0)
+        .bind(DEAD)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("delivered again"))?;
+        Ok(again.rows_affected() > 0)
+    }
+
+    async fn deliveries_in(
+        &self,
+        state: i64,
+        before: Option<DeliveryKey>,
+        limit: u32,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
+             WHERE deliveries.state = {state} AND deliveries.key < ? ORDER BY deliveries.key DESC LIMIT ?"
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(before.map_or(i64::MAX, |key| key.0))
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed deliveries"))?;
+        Ok(rows.iter().map(delivery).collect())
+    }
+}
+
+/// A target that has gone meanwhile gets nothing.
+pub(crate) async fn insert(
+    connection: &mut SqliteConnection,
+    event: i64,
+    delivery: &NewDelivery,
+    now_ms: u64,
+) -> Result<(), StoreError> {
+    let (agent, session, webhook) = match &delivery.target {
+        Target::Session { agent, session } => (Some(agent), Some(session), None),
+        Target::Webhook(id) => (None, None, Some(id)),
+    };
+    query(
+        "INSERT INTO deliveries (event, agent, session, webhook, state, attempt, wake_ms, error)
+         SELECT ?1, ?2, ?3, ?4, ?5, 0, ?6, ?7
+         WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?2) OR EXISTS (SELECT 1 FROM webhooks WHERE id = ?4)",
+    )
+    .bind(event)
+    .bind(agent)
+    .bind(session)
+    .bind(webhook)
+    .bind(if delivery.undeliverable.is_some() { DEAD } else { WAITING })
+    .bind(now_ms as i64)
+    .bind(&delivery.undeliverable)
+    .execute(connection)
+    .await
+    .map_err(StoreError::while_it("wrote a delivery"))?;
+    Ok(())
+}
+
+/// The turn of a delivery is committed.
+pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) -> Result<(), StoreError> {
+    query("DELETE FROM deliveries WHERE key = ? AND state = ?")
+        .bind(key.0)
+        .bind(BEGUN)
+        .execute(connection)
+        .await
+        .map_err(StoreError::while_it("settled a delivery"))?;
+    Ok(())
+}
+
+fn delivery(row: &SqliteRow) -> Delivery {
+    let target = match row.get::<Option<String>, _>(3) {
+        Some(webhook) => Target::Webhook(webhook),
+        None => Target::Session { agent: row.get(1), session: row.get(2) },
+    };
+    Delivery {
+        key: DeliveryKey(row.get(0)),
+        target,
+        state: match row.get::<i64, _>(4) {
+            WAITING => DeliveryState::Waiting,
+            BEGUN => DeliveryState::Begun,
+            _ => DeliveryState::Dead,
+        },
+        attempt: row.get(5),
+        error: row.get(6),
+        event_id: row.get(7),
+        source: row.get(8),
+        topic: row.get(9),
+        data: row.get(10),
+        principal: row.get(11),
+        hops: row.get(12),
+        at_ms: row.get::<i64, _>(13) as u64,
+    }
+}

@@ -1,0 +1,151 @@
+//! The outbox: events once, deliveries one at a time to each target, dead ones until they are delivered again.
+
+use crate::*;
+
+async fn with_agent() -> Store {
+    let store = Store::in_memory().await.unwrap();
+    let agent = AgentRow {
+        name: "a".into(),
+        manifest: String::new(),
+        digest: "d".into(),
+        deployed_at_ms: 1,
+        deployed_by: "ann".into(),
+    };
+    store.put_agent(&agent, b"component", &[]).await.unwrap();
+    let webhook = WebhookRow {
+        id: "w".into(),
+        url: "https://example.com".into(),
+        topics: "*".into(),
+        secret: "s".into(),
+        configured: false,
+        created_at_ms: 1,
+        disabled: None,
+    };
+    store.put_webhook(&webhook).await.unwrap();
+    store
+}
+
+fn to(session: &str) -> NewDelivery {
+    NewDelivery {
+        target: Target::Session { agent: "a".into(), session: session.into() },
+        undeliverable: None,
+    }
+}
+
+fn webhook() -> NewDelivery {
+    NewDelivery { target: Target::Webhook("w".into()), undeliverable: None }
+}
+
+fn event(id: &str, deliveries: Vec<NewDelivery>) -> NewEvent {
+    NewEvent {
+        source: "shop".into(),
+        id: id.into(),
+        topic: "order.paid".into(),
+        data: Some(b"{}".to_vec()),
+        principal: "p".into(),
+        hops: 0,
+        at_ms: 5,
+        deliveries,
+    }
+}
+
+async fn due(store: &Store, now_ms: u64) -> Vec<Delivery> {
+    store.due_deliveries(now_ms, 10).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_event_is_taken_once_by_its_source_and_id() {
+    let store = with_agent().await;
+    assert_eq!(store.publish(&event("1", vec![to("s")]), 10).await.unwrap(), Published::New);
+    assert_eq!(store.publish(&event("1", vec![to("s")]), 11).await.unwrap(), Published::Known);
+    let other = NewEvent { source: "warehouse".into(), ..event("1", vec![]) };
+    assert_eq!(store.publish(&other, 12).await.unwrap(), Published::New);
+    let events = store.events(None, 10).await.unwrap();
+    let seen: Vec<_> = events.iter().map(|event| (event.source.as_str(), event.pending)).collect();
+    assert_eq!(seen, [("warehouse", 0), ("shop", 1)]);
+    assert_eq!(store.events(Some(events[0].key), 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_target_gets_one_event_at_a_time_and_they_come_in_order() {
+    let store = with_agent().await;
+    for id in ["1", "2"] {
+        store.publish(&event(id, vec![to("s"), to("t"), webhook()]), 10).await.unwrap();
+    }
+    assert!(due(&store, 9).await.is_empty());
+    let first = due(&store, 10).await;
+    assert_eq!(first.len(), 3);
+    assert!(first.iter().all(|delivery| delivery.event_id == "1"));
+    assert!(store.begin_delivery(first[0].key, 1).await.unwrap());
+    assert!(!store.begin_delivery(first[0].key, 1).await.unwrap());
+    assert_eq!(due(&store, 10).await.len(), 2, "the target is busy");
+    store.retry_delivery(first[0].key, 1, 50, "no luck").await.unwrap();
+    let next: Vec<_> = due(&store, 10).await.into_iter().map(|delivery| delivery.event_id).collect();
+    assert_eq!(next.iter().filter(|id| *id == "2").count(), 1, "others do not wait for one that failed");
+    assert_eq!(store.next_delivery_ms(10).await.unwrap(), Some(50));
+    assert_eq!(store.count_deliveries(4).await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn the_commit_of_a_turn_settles_its_delivery_and_publishes_its_events() {
+    let store = with_agent().await;
+    store.publish(&event("1", vec![to("s")]), 10).await.unwrap();
+    let delivery = due(&store, 10).await.remove(0);
+    store.begin_delivery(delivery.key, 1).await.unwrap();
+    assert_eq!(store.begun_deliveries().await.unwrap()[0].key, delivery.key);
+    let commit = TurnCommit {
+        agent: "a".into(),
+        session: "s".into(),
+        turn: 1,
+        at_ms: 20,
+        occasion: Some(Occasion::Event(delivery.key)),
+        events: vec![event("2", vec![to("gone"), webhook()])],
+        ..Default::default()
+    };
+    store.commit_turn(commit).await.unwrap();
+    assert!(store.begun_deliveries().await.unwrap().is_empty());
+    assert_eq!(due(&store, 20).await.len(), 2);
+}
+
+#[tokio::test]
+async fn dead_deliveries_are_listed_and_delivered_again_unless_nothing_could_take_them() {
+    let store = with_agent().await;
+    let never = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
+    store.publish(&event("1", vec![webhook(), never]), 10).await.unwrap();
+    let delivery = due(&store, 10).await.remove(0);
+    store.begin_delivery(delivery.key, 4).await.unwrap();
+    store.bury_delivery(delivery.key, "HTTP 500").await.unwrap();
+    let dead = store.dead_deliveries(None, 10).await.unwrap();
+    let errors: Vec<_> = dead.iter().map(|delivery| delivery.error.as_deref().unwrap()).collect();
+    assert_eq!(errors, ["no order_id", "HTTP 500"]);
+    assert!(!store.redeliver(dead[0].key, 30).await.unwrap());
+    assert!(store.redeliver(delivery.key, 30).await.unwrap());
+    assert_eq!(due(&store, 30).await[0].attempt, 0);
+}
+
+#[tokio::test]
+async fn deliveries_go_with_their_session_their_agent_and_their_webhook() {
+    let store = with_agent().await;
+    store.publish(&event("1", vec![to("s"), to("t"), webhook()]), 10).await.unwrap();
+    store.delete_session("a", "s").await.unwrap();
+    assert_eq!(store.count_deliveries(9).await.unwrap(), 2);
+    store.delete_agent("a").await.unwrap();
+    assert_eq!(store.count_deliveries(9).await.unwrap(), 1);
+    assert!(store.delete_webhook("w").await.unwrap());
+    assert_eq!(store.count_deliveries(9).await.unwrap(), 0);
+    store.publish(&event("2", vec![to("s"), webhook()]), 10).await.unwrap();
+    assert_eq!(store.count_deliveries(9).await.unwrap(), 0, "nobody is there any more");
+}
+
+#[tokio::test]
+async fn old_events_are_forgotten_but_not_while_they_are_on_their_way() {
+    let store = with_agent().await;
+    store.publish(&event("open", vec![to("s")]), 1).await.unwrap();
+    for number in 0..200 {
+        let now_ms = if number < 100 { 2 } else { 2 * EVENT_IDS_KEPT_MS };
+        store.publish(&event(&number.to_string(), vec![]), now_ms).await.unwrap();
+    }
+    let left = store.events(None, 1_000).await.unwrap();
+    assert_eq!(left.len(), 101);
+    assert_eq!(left.last().unwrap().id, "open");
+}

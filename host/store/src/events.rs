@@ -1,0 +1,146 @@
+//! The outbox: events with where they are to go, written in the transaction of what made them happen.
+//!
+//! An event is known by its source and its id, and written once, as long as it is kept.
+
+use crate::{NewDelivery, Store, StoreError, deliveries};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+
+/// An event whose deliveries are over is kept for this long, so that the same one is not taken again.
+pub const EVENT_IDS_KEPT_MS: u64 = 24 * 3600 * 1000;
+/// Deliveries that failed for good are kept for this long.
+const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
+/// Old ones are looked for once in so many events.
+const EVENTS_BETWEEN_PRUNING: i64 = 64;
+/// That are removed at once, so that no commit waits long for it.
+const MAX_FORGOTTEN: u32 = 256;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    /// Who says so; with the id it is unique.
+    pub source: String,
+    pub id: String,
+    pub topic: String,
+    pub data: Option<Vec<u8>>,
+    /// On whose behalf.
+    pub principal: String,
+    /// How many events led to it, one after the other.
+    pub hops: u32,
+    pub at_ms: u64,
+    pub deliveries: Vec<NewDelivery>,
+}
+
+/// What became of an event that was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    New,
+    /// The same one was published before; nothing was written.
+    Known,
+}
+
+/// An event as it is stored, and how its deliveries stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRow {
+    /// Grows.
+    pub key: i64,
+    pub source: String,
+    pub id: String,
+    pub topic: String,
+    pub data: Option<Vec<u8>>,
+    pub hops: u32,
+    pub at_ms: u64,
+    pub published_at_ms: u64,
+    /// Deliveries that are still tried.
+    pub pending: u32,
+    /// Deliveries that failed for good.
+    pub dead: u32,
+}
+
+impl Store {
+    /// Makes an event durable, with its deliveries.
+    pub async fn publish(&self, event: &NewEvent, now_ms: u64) -> Result<Published, StoreError> {
+        let failed = || StoreError::while_it("published an event");
+        let mut transaction = self.writer.begin().await.map_err(failed())?;
+        let published = insert(&mut transaction, event, now_ms).await?;
+        transaction.commit().await.map_err(failed())?;
+        Ok(published)
+    }
+
+    /// The newest events, those before the key `before` if it is given.
+    pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventRow>, StoreError> {
+        let rows = query(
+            "SELECT key, source, id, topic, data, hops, at_ms, published_at_ms,
+                 (SELECT COUNT(*) FROM deliveries WHERE event = events.key AND state IN (0, 1)),
+                 (SELECT COUNT(*) FROM deliveries WHERE event = events.key AND state = 2)
+             FROM events WHERE ?1 IS NULL OR key < ?1 ORDER BY key DESC LIMIT ?2",
+        )
+        .bind(before)
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed events"))?;
+        Ok(rows.iter().map(event_row).collect())
+    }
+}
+
+pub(crate) async fn insert(
+    connection: &mut SqliteConnection,
+    event: &NewEvent,
+    now_ms: u64,
+) -> Result<Published, StoreError> {
+    let NewEvent { source, id, topic, data, principal, hops, at_ms, deliveries } = event;
+    let key: Option<i64> = query_scalar(
+        "INSERT INTO events (source, id, topic, data, principal, hops, at_ms, published_at_ms)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING key",
+    )
+    .bind(source)
+    .bind(id)
+    .bind(topic)
+    .bind(data)
+    .bind(principal)
+    .bind(hops)
+    .bind(*at_ms as i64)
+    .bind(now_ms as i64)
+    .fetch_optional(&mut *connection)
+    .await
+    .map_err(StoreError::while_it("wrote an event"))?;
+    let Some(key) = key else { return Ok(Published::Known) };
+    for delivery in deliveries {
+        deliveries::insert(connection, key, delivery, now_ms).await?;
+    }
+    if key % EVENTS_BETWEEN_PRUNING == 0 {
+        prune(connection, now_ms).await?;
+    }
+    Ok(Published::New)
+}
+
+async fn prune(connection: &mut SqliteConnection, now_ms: u64) -> Result<(), StoreError> {
+    let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms) as i64;
+    query(
+        "DELETE FROM events WHERE key IN (SELECT key FROM events WHERE published_at_ms < ?1
+             AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?2))
+             ORDER BY published_at_ms LIMIT ?3)",
+    )
+    .bind(before(EVENT_IDS_KEPT_MS))
+    .bind(before(DEAD_KEPT_MS))
+    .bind(MAX_FORGOTTEN)
+    .execute(connection)
+    .await
+    .map_err(StoreError::while_it("removed old events"))?;
+    Ok(())
+}
+
+fn event_row(row: &SqliteRow) -> EventRow {
+    EventRow {
+        key: row.get(0),
+        source: row.get(1),
+        id: row.get(2),
+        topic: row.get(3),
+        data: row.get(4),
+        hops: row.get(5),
+        at_ms: row.get::<i64, _>(6) as u64,
+        published_at_ms: row.get::<i64, _>(7) as u64,
+        pending: row.get(8),
+        dead: row.get(9),
+    }
+}

@@ -1,0 +1,402 @@
+//! Schedules: what a session, or the manifest of its agent, wants to be woken for.
+//!
+//! A schedule waits until it is due; then it has begun, until the turn that it wakes is committed, which settles it in the
+//! same transaction. One that has begun when the host ends is begun again just as it was. When it is due is computed
+//! outside: a timing is text here.
+
+use crate::{Store, StoreError};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+
+/// A schedule that is set. One of the same owner and name gives way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSchedule {
+    /// Unique, and never used again.
+    pub id: String,
+    pub name: String,
+    /// The session that it wakes.
+    pub target: String,
+    /// On whose behalf.
+    pub principal: String,
+    pub timing: String,
+    pub repeats: bool,
+    pub data: Option<Vec<u8>>,
+    /// How often each of its times is tried.
+    pub tries: u32,
+    pub due_ms: u64,
+}
+
+/// What a turn does to the schedules of its session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScheduleChange {
+    Set(NewSchedule),
+    /// By its name.
+    Cancel(String),
+}
+
+/// A schedule as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScheduleRow {
+    pub agent: String,
+    /// The session that set it; `None` is the manifest.
+    pub owner: Option<String>,
+    pub schedule: NewSchedule,
+    pub state: ScheduleState,
+    /// Tries of the time that is due, begun or over.
+    pub attempt: u32,
+    /// Earlier times that passed while nobody could be called.
+    pub missed: u32,
+    /// When it is looked at next.
+    pub wake_ms: u64,
+    /// Of the last try that failed.
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleState {
+    Waiting,
+    /// Its turn was asked for.
+    Begun,
+    /// Its turn is committed. It repeats, and its next time is to be set.
+    Settled,
+    /// Its tries are used up, and it does not repeat.
+    Failed,
+}
+
+const WAITING: i64 = 0;
+const BEGUN: i64 = 1;
+const SETTLED: i64 = 2;
+const FAILED: i64 = 3;
+/// The owner of a manifest's schedules: no session has an empty id.
+const MANIFEST: &str = "";
+const COLUMNS: &str = "id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms, missed, \
+                       attempt, wake_ms, error";
+
+impl Store {
+    /// At most `limit` schedules that are due, each of another session, and none of a session for which one has begun.
+    pub async fn due_schedules(&self, now_ms: u64, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
+        // With MIN, SQLite takes the other columns from the row that has it.
+        let sql = format!(
+            "SELECT {COLUMNS}, MIN(wake_ms) FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
+             AND NOT EXISTS (SELECT 1 FROM schedules AS begun WHERE begun.agent = due.agent
+                 AND begun.target = due.target AND begun.state IN ({BEGUN}, {SETTLED}))
+             GROUP BY agent, target ORDER BY wake_ms LIMIT ?"
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(now_ms as i64)
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for schedules that are due"))?;
+        Ok(rows.iter().map(schedule_row).collect())
+    }
+
+    /// When a schedule that waits is to be looked at, the earliest of those after `now_ms`.
+    pub async fn next_schedule_ms(&self, now_ms: u64) -> Result<Option<u64>, StoreError> {
+        let next: Option<i64> =
+            query_scalar("SELECT MIN(wake_ms) FROM schedules WHERE state = 0 AND wake_ms > ?")
+                .bind(now_ms as i64)
+                .fetch_one(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for the next schedule"))?;
+        Ok(next.map(|next| next as u64))
+    }
+
+    /// Those that had begun, or were settled and not set to their next time, when the host ended.
+    pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) ORDER BY wake_ms");
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for schedules that had begun"))?;
+        Ok(rows.iter().map(schedule_row).collect())
+    }
+
+    /// Begins a try of a schedule that waits. Whether it still did.
+    pub async fn begin_schedule(
+        &self,
+        id: &str,
+        due_ms: u64,
+        missed: u32,
+        attempt: u32,
+    ) -> Result<bool, StoreError> {
+        let begun = query(
+            "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ? WHERE id = ? AND state = ?",
+        )
+        .bind(BEGUN)
+        .bind(due_ms as i64)
+        .bind(missed)
+        .bind(attempt)
+        .bind(id)
+        .bind(WAITING)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("began with a schedule"))?;
+        Ok(begun.rows_affected() > 0)
+    }
+
+    /// The same time of a schedule that has begun is tried again. `attempt` is what counts as tried.
+    pub async fn retry_schedule(
+        &self,
+        id: &str,
+        attempt: u32,
+        wake_ms: u64,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        query(
+            "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE id = ? AND state = ?",
+        )
+        .bind(WAITING)
+        .bind(attempt)
+        .bind(wake_ms as i64)
+        .bind(error)
+        .bind(id)
+        .bind(BEGUN)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("put a schedule off"))?;
+        Ok(())
+    }
+
+    /// A schedule that repeats, and whose time is over, waits for its next one. `error` says how that time ended badly.
+    pub async fn advance_schedule(
+        &self,
+        id: &str,
+        due_ms: u64,
+        missed: u32,
+        error: Option<&str>,
+    ) -> Result<(), StoreError> {
+        query(
+            "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0, error = ?
+             WHERE id = ? AND state IN (?, ?)",
+        )
+        .bind(WAITING)
+        .bind(due_ms as i64)
+        .bind(due_ms as i64)
+        .bind(missed)
+        .bind(error)
+        .bind(id)
+        .bind(BEGUN)
+        .bind(SETTLED)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("set the next time of a schedule"))?;
+        Ok(())
+    }
+
+    /// A schedule that has begun is not tried any more, and stays to be seen.
+    pub async fn park_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
+        query("UPDATE schedules SET state = ?, error = ? WHERE id = ? AND state IN (?, ?)")
+            .bind(FAILED)
+            .bind(error)
+            .bind(id)
+            .bind(BEGUN)
+            .bind(SETTLED)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("gave a schedule up"))?;
+        Ok(())
+    }
+
+    /// Makes a schedule due now, with all its tries. Whether there is one that waits or failed.
+    pub async fn run_schedule(&self, agent: &str, id: &str, now_ms: u64) -> Result<bool, StoreError> {
+        let run = query(
+            "UPDATE schedules SET state = ?1, due_ms = ?2, wake_ms = ?2, missed = 0, attempt = 0
+             WHERE agent = ?3 AND id = ?4 AND state IN (?1, ?5)",
+        )
+        .bind(WAITING)
+        .bind(now_ms as i64)
+        .bind(agent)
+        .bind(id)
+        .bind(FAILED)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("made a schedule due"))?;
+        Ok(run.rows_affected() > 0)
+    }
+
+    /// Removes a schedule. Whether it was there.
+    pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<bool, StoreError> {
+        let cancelled = query("DELETE FROM schedules WHERE agent = ? AND id = ?")
+            .bind(agent)
+            .bind(id)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("cancelled a schedule"))?;
+        Ok(cancelled.rows_affected() > 0)
+    }
+
+    /// Those that a session set, by name.
+    pub async fn schedules_of(&self, agent: &str, session: &str) -> Result<Vec<ScheduleRow>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM schedules WHERE agent = ? AND session = ? ORDER BY session, name");
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(agent)
+            .bind(session)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read the schedules of a session"))?;
+        Ok(rows.iter().map(schedule_row).collect())
+    }
+
+    /// Those of all agents, or of one, the next one to be looked at first and the failed ones last.
+    pub async fn schedules(&self, agent: Option<&str>, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM schedules WHERE ?1 IS NULL OR agent = ?1
+             ORDER BY state = {FAILED}, wake_ms, key LIMIT ?2"
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(agent)
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed schedules"))?;
+        Ok(rows.iter().map(schedule_row).collect())
+    }
+}
+
+/// The turn of a schedule is committed.
+pub(crate) async fn settle(
+    connection: &mut SqliteConnection,
+    id: &str,
+    due_ms: u64,
+) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("settled a schedule");
+    query("DELETE FROM schedules WHERE id = ? AND due_ms = ? AND state = ? AND NOT repeats")
+        .bind(id)
+        .bind(due_ms as i64)
+        .bind(BEGUN)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    query("UPDATE schedules SET state = ?, error = NULL WHERE id = ? AND due_ms = ? AND state = ?")
+        .bind(SETTLED)
+        .bind(id)
+        .bind(due_ms as i64)
+        .bind(BEGUN)
+        .execute(connection)
+        .await
+        .map_err(failed())?;
+    Ok(())
+}
+
+pub(crate) async fn change(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+    changes: &[ScheduleChange],
+) -> Result<(), StoreError> {
+    for change in changes {
+        match change {
+            ScheduleChange::Set(schedule) => set(connection, agent, session, schedule).await?,
+            ScheduleChange::Cancel(name) => remove(connection, agent, session, name).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Those that did not change keep their place in time.
+pub(crate) async fn replace_of_manifest(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    schedules: &[NewSchedule],
+) -> Result<(), StoreError> {
+    let sql = format!("SELECT {COLUMNS} FROM schedules WHERE agent = ? AND session = ?");
+    let before = query(sqlx::AssertSqlSafe(sql))
+        .bind(agent)
+        .bind(MANIFEST)
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(StoreError::while_it("read the schedules of a manifest"))?;
+    let before: Vec<NewSchedule> = before.iter().map(|row| schedule_row(row).schedule).collect();
+    let is_same = |old: &NewSchedule, new: &NewSchedule| {
+        *old == NewSchedule { id: old.id.clone(), due_ms: old.due_ms, ..new.clone() }
+    };
+    for old in &before {
+        if !schedules.iter().any(|new| is_same(old, new)) {
+            remove(connection, agent, MANIFEST, &old.name).await?;
+        }
+    }
+    for new in schedules {
+        if !before.iter().any(|old| is_same(old, new)) {
+            set(connection, agent, MANIFEST, new).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn set(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+    schedule: &NewSchedule,
+) -> Result<(), StoreError> {
+    let NewSchedule { id, name, target, principal, timing, repeats, data, tries, due_ms } = schedule;
+    remove(connection, agent, session, name).await?;
+    query(
+        "INSERT INTO schedules (id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms,
+             missed, attempt, wake_ms)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 0, 0, ?12)",
+    )
+    .bind(id)
+    .bind(agent)
+    .bind(session)
+    .bind(name)
+    .bind(target)
+    .bind(principal)
+    .bind(timing)
+    .bind(repeats)
+    .bind(data)
+    .bind(tries)
+    .bind(WAITING)
+    .bind(*due_ms as i64)
+    .execute(connection)
+    .await
+    .map_err(StoreError::while_it("set a schedule"))?;
+    Ok(())
+}
+
+async fn remove(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+    name: &str,
+) -> Result<(), StoreError> {
+    query("DELETE FROM schedules WHERE agent = ? AND session = ? AND name = ?")
+        .bind(agent)
+        .bind(session)
+        .bind(name)
+        .execute(connection)
+        .await
+        .map_err(StoreError::while_it("removed a schedule"))?;
+    Ok(())
+}
+
+fn schedule_row(row: &SqliteRow) -> ScheduleRow {
+    let owner: String = row.get(2);
+    ScheduleRow {
+        agent: row.get(1),
+        owner: (owner != MANIFEST).then_some(owner),
+        schedule: NewSchedule {
+            id: row.get(0),
+            name: row.get(3),
+            target: row.get(4),
+            principal: row.get(5),
+            timing: row.get(6),
+            repeats: row.get(7),
+            data: row.get(8),
+            tries: row.get(9),
+            due_ms: row.get::<i64, _>(11) as u64,
+        },
+        state: match row.get::<i64, _>(10) {
+            WAITING => ScheduleState::Waiting,
+            BEGUN => ScheduleState::Begun,
+            SETTLED => ScheduleState::Settled,
+            _ => ScheduleState::Failed,
+        },
+        missed: row.get(12),
+        attempt: row.get(13),
+        wake_ms: row.get::<i64, _>(14) as u64,
+        error: row.get(15),
+    }
+}
