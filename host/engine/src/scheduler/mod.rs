@@ -6,7 +6,8 @@
 //! - A sequence is admitted only if there are pages for its tokens, for what those already admitted still have to
 //!   compute, and a reserve. Admission is in order: a large request is not overtaken for ever by small ones. Only those
 //!   are passed over that gain by waiting for another's prefill.
-//! - Background work is admitted only with room to spare, and makes room for interactive work that waits.
+//! - Background work is admitted only with room to spare, and makes room for interactive work that waits. Beside
+//!   interactive work it gets only as many tokens of a step as leave that nearly as short, in turns.
 //! - When pages run out, the youngest sequence is preempted: its pages go into the prefix tree, so it finds them again
 //!   unless they were needed, and it is the next to be admitted. The oldest sequence can always take all pages, and no
 //!   request is accepted that would need more, so there is always progress.
@@ -48,6 +49,8 @@ pub(crate) struct Scheduler {
     /// In the order of admission.
     running: Vec<Sequence>,
     pace: StepPace,
+    /// Whose turn it is among the background decodes, where not all of them fit into a step.
+    background_turn: usize,
     telemetry: Arc<Telemetry>,
 }
 
@@ -59,7 +62,8 @@ impl Scheduler {
         let kv = KvCache::new(limits.page_count, view.prefixes.clone());
         let telemetry = view.telemetry.clone();
         let pace = StepPace::new(limits.target);
-        Scheduler { limits, kv, waiting: Waiting::default(), running: Vec::new(), pace, telemetry }
+        let (waiting, running) = (Waiting::default(), Vec::new());
+        Scheduler { limits, kv, waiting, running, pace, background_turn: 0, telemetry }
     }
 
     pub fn submit(&mut self, sequence: Sequence) {
@@ -148,9 +152,11 @@ impl Scheduler {
     pub fn plan(&mut self) -> Vec<PlannedSequence> {
         loop {
             let mut plan = Vec::new();
-            self.plan_decodes(&mut plan);
+            let has_interactive = self.running.iter().any(|sequence| !is_background(sequence));
+            let mut background = if has_interactive { self.pace.background_tokens() } else { usize::MAX };
+            self.plan_decodes(&mut plan, &mut background);
             let decodes = plan.len();
-            self.plan_prefills(&mut plan);
+            self.plan_prefills(&mut plan, background);
             if !plan.is_empty() || self.running.is_empty() {
                 let prefill_tokens = plan[decodes..].iter().map(|planned| planned.tokens).sum();
                 self.pace.begin(StepShape { decodes, prefill_tokens });
@@ -194,9 +200,20 @@ impl Scheduler {
         self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.pages));
     }
 
-    fn plan_decodes(&mut self, plan: &mut Vec<PlannedSequence>) {
-        let decodes: Vec<SequenceId> =
-            self.running.iter().filter(|s| is_decode(s)).map(|sequence| sequence.id).collect();
+    /// `background` is how many tokens background work may have, and then how many it has left.
+    fn plan_decodes(&mut self, plan: &mut Vec<PlannedSequence>, background: &mut usize) {
+        let decodes = self.running.iter().filter(|sequence| is_decode(sequence));
+        let (mut later, mut decodes): (Vec<_>, Vec<_>) =
+            decodes.partition(|sequence| is_background(sequence));
+        if later.len() > *background {
+            let first = self.background_turn % later.len();
+            later.rotate_left(first);
+            later.truncate(*background);
+            self.background_turn = self.background_turn.wrapping_add(later.len());
+        }
+        *background -= later.len();
+        decodes.append(&mut later);
+        let decodes: Vec<SequenceId> = decodes.into_iter().map(|sequence| sequence.id).collect();
         for id in decodes {
             // An earlier decode may have preempted this one.
             while let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
@@ -210,11 +227,14 @@ impl Scheduler {
         }
     }
 
-    fn plan_prefills(&mut self, plan: &mut Vec<PlannedSequence>) {
+    fn plan_prefills(&mut self, plan: &mut Vec<PlannedSequence>, background: usize) {
         let mut budget = self.pace.prefill_tokens(plan.len(), self.limits.tokens - plan.len());
         // Each running sequence has one row for its next token; scored rows come from what is left.
         let mut score_rows = self.limits.logit_rows - self.running.len();
         for class in [Priority::Interactive, Priority::Background] {
+            if class == Priority::Background {
+                budget = budget.min(background);
+            }
             let mut prefills: Vec<(usize, usize)> = (0..self.running.len())
                 .filter(|at| !is_decode(&self.running[*at]))
                 .filter(|at| self.running[*at].request.priority == class)

@@ -11,6 +11,8 @@ pub(super) const MIN_CHUNK_TOKENS: usize = 16;
 const DECODE_STEPS: f64 = 4.0;
 /// … and at least so long: under it nobody sees a difference, and small chunks compute at lower rates.
 const LEAST_TARGET_S: f64 = 0.03;
+/// Background work may make a step with interactive work longer by this share of what decodes take.
+const BACKGROUND_SHARE: f64 = 0.25;
 /// Weight of the newest step in the moving averages.
 const NEWEST: f64 = 0.25;
 
@@ -50,6 +52,12 @@ impl StepPace {
         let target_s = self.target_s.unwrap_or_else(|| LEAST_TARGET_S.max(DECODE_STEPS * decode_s));
         let affordable = ((target_s - decode_s) / token_s).round() as usize;
         affordable.max(MIN_CHUNK_TOKENS).min(room)
+    }
+
+    /// Tokens for background work in a step with interactive work. At least one, so that it goes on too.
+    pub fn background_tokens(&self) -> usize {
+        let (Some(decode_s), Some(token_s)) = (self.decode_s, self.prefill_token_s) else { return 1 };
+        ((BACKGROUND_SHARE * decode_s / token_s) as usize).max(1)
     }
 
     pub fn begin(&mut self, planned: StepShape) {
@@ -112,6 +120,13 @@ mod tests {
     #[test]
     fn prefill_always_goes_on() {
         assert_eq!(measured(Some(ms(1)), 10).prefill_tokens(4, 256), MIN_CHUNK_TOKENS);
+    }
+
+    #[test]
+    fn background_work_lengthens_steps_by_a_share_and_always_goes_on() {
+        assert_eq!(measured(None, 20).background_tokens(), 5);
+        assert_eq!(measured(None, 2).background_tokens(), 1);
+        assert_eq!(StepPace::new(None).background_tokens(), 1);
     }
 
     #[test]

@@ -284,6 +284,29 @@ fn a_long_prompt_keeps_the_steps_of_decodes_short() {
 }
 
 #[test]
+fn background_work_beside_interactive_work_gets_few_tokens_in_turns_and_goes_on() {
+    let mut harness = Harness::new(400, 8, 256);
+    let backgrounds: Vec<u64> =
+        (b'1'..=b'3').map(|own| harness.submit(background(greedy(&prompt(0, own), 40)))).collect();
+    while harness.step().iter().any(|(_, tokens)| *tokens > 1) {}
+    assert_eq!(harness.step().len(), 3, "alone they all decode");
+    let chat = harness.submit(greedy("a chat", 100));
+    harness.submit(background(greedy(&prompt(200, b'4'), 4)));
+    let mut tokens_of = HashMap::new();
+    while !harness.finished.contains(&chat) {
+        let planned = harness.step();
+        assert!(planned.iter().any(|(id, _)| *id == chat), "the chat is in every step");
+        let others = planned.iter().filter(|(id, _)| *id != chat);
+        // A quarter of a step of 5 ms, where a token takes 1 ms.
+        assert_eq!(others.clone().map(|(_, tokens)| tokens).sum::<usize>(), 1, "{planned:?}");
+        others.for_each(|(id, tokens)| *tokens_of.entry(*id).or_insert(0) += tokens);
+    }
+    let shares: Vec<usize> = backgrounds.iter().map(|id| tokens_of[id]).collect();
+    assert!(shares.iter().all(|share| (30..=37).contains(share)), "they take turns: {tokens_of:?}");
+    assert_eq!(harness.run().len(), 5, "all come to their end");
+}
+
+#[test]
 fn random_work_always_ends_and_gives_all_pages_back() {
     for seed in 0..80 {
         let mut dice = Dice(seed);
