@@ -35,6 +35,10 @@ async fn every_documented_metric_is_there_with_its_labels() {
         json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]});
     let raw = client().post(host.at("/v1/chat/completions")).header("x-session-affinity", "never-a-label");
     assert_eq!(raw.json(&request).send().await.unwrap().status(), 200);
+    let batch = json!({"requests": [{"prompt": "Hello", "max_tokens": 4}]});
+    let queued = host.ok("/ai/run/default?queueRequest=true", batch).await;
+    let fetch = json!({"request_id": queued["result"]["request_id"]});
+    while host.ok("/ai/run/default", fetch.clone()).await["result"].get("responses").is_none() {}
 
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();

@@ -4,6 +4,7 @@
 //! names the nearest one, so that a misspelt limit is never silently none.
 
 mod ai;
+mod batch;
 mod grants;
 mod sessions;
 
@@ -21,6 +22,7 @@ use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
+pub use batch::BatchConfig;
 use grants::GrantsConfig;
 use sessions::SessionsConfig;
 
@@ -43,6 +45,7 @@ pub struct Config {
     pub http: HttpConfig,
     pub ai: AiConfig,
     pub grants: GrantsConfig,
+    pub batch: BatchConfig,
     pub telemetry: TelemetryConfig,
 }
 
@@ -224,6 +227,7 @@ impl Config {
             check_origin(origin)?;
         }
         set(&mut options.gateway.mcp.origins, &self.http.mcp_origins);
+        self.batch.apply(&mut options.runtime.batch);
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
@@ -344,6 +348,16 @@ mod tests {
         );
         let error = apply("[engine]\nisa = \"sse9\"\n").expect_err("unknown").to_string();
         assert!(error.contains("sse9") && error.contains("avx2"), "{error}");
+    }
+
+    #[test]
+    fn batches_and_other_names_of_models_can_be_set() {
+        let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n";
+        let mut options = ServerOptions::default();
+        Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+        assert_eq!(options.gateway.model_names["@cf/a/b"], "tiny");
+        let batch = options.runtime.batch;
+        assert_eq!((batch.retention.as_secs(), batch.max_stored_bytes), (7200, 3 << 20));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_model::Sampling;
 
@@ -36,7 +37,7 @@ pub enum Priority {
 ///
 /// JSON is generated in one spelling, with one space after `:` and `,` and no other white space, so that a small model
 /// cannot spend its tokens on blank lines. The spelling also makes most of the punctuation forced, hence free.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
     /// A JSON Schema; a keyword that cannot be enforced is an error, never ignored.
     JsonSchema(Value),

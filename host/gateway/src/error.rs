@@ -118,18 +118,21 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::MailboxFull { retry_after_ms, .. } => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
-            RuntimeError::TooManyTurns { retry_after_ms, .. } => {
+            RuntimeError::TooManyTurns { retry_after_ms, .. }
+            | RuntimeError::QueueFull { retry_after_ms, .. } => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
             RuntimeError::AgentNotFound { .. }
             | RuntimeError::SessionNotFound { .. }
             | RuntimeError::VersionNotFound { .. }
             | RuntimeError::ConversationNotFound { .. }
-            | RuntimeError::TurnNotFound { .. } => StatusCode::NOT_FOUND,
+            | RuntimeError::TurnNotFound { .. }
+            | RuntimeError::BatchNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
+            | RuntimeError::InvalidBatch { .. }
             | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
             RuntimeError::InvalidMessage { .. }
             | RuntimeError::InvalidSession { .. }

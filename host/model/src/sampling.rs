@@ -6,13 +6,14 @@
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
+use serde::{Deserialize, Serialize};
 use skep_kernels::Isa;
 use skep_kernels::softmax::log_sum_exp;
 
 use crate::error::ModelError;
 
 /// How to choose a token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy.
     pub temperature: f32,

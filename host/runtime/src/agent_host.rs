@@ -3,6 +3,7 @@
 //! A handle; clones are the same host, and dropping the last one ends every session. It admits and places; the work is
 //! done by `component` (deploying) and `session` (turns).
 
+mod batches;
 mod deployments;
 mod events;
 mod expiry;
@@ -15,7 +16,7 @@ pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions,
-    ToolDefinition, courier::Courier, session::Sessions,
+    ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -37,6 +38,7 @@ pub struct AgentHost {
 struct Inner {
     services: Arc<Services>,
     sessions: Arc<Sessions>,
+    batches: BatchQueue,
     max_agents: usize,
     /// One deployment at a time is put into force.
     deploying: tokio::sync::Mutex<()>,
@@ -70,6 +72,7 @@ impl AgentHost {
         let inner = Inner {
             services,
             sessions,
+            batches: BatchQueue::new(options.batch),
             max_agents: options.max_agents,
             deploying,
             expiry,
@@ -82,6 +85,7 @@ impl AgentHost {
         // After the turns that it asked for before.
         let weak = WeakHost(Arc::downgrade(&host.inner));
         host.inner.courier.get_or_init(|| Courier::start(host.inner.services.clone(), weak));
+        host.inner.batches.start(&host).await?;
         Ok(host)
     }
 
@@ -156,6 +160,7 @@ impl AgentHost {
         if let Some(courier) = self.inner.courier.get() {
             courier.stop();
         }
+        self.inner.batches.stop(self).await;
         if tokio::time::timeout(deadline, services.quiet()).await.is_err() {
             tracing::warn!("turns still run at the end of the drain; they are cancelled");
         }

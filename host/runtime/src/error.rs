@@ -25,6 +25,12 @@ pub enum RuntimeError {
     VersionNotFound { agent: String, wanted: Option<u64>, in_force: u64, known: Vec<u64> },
     #[error("session {agent}/{session} has no turn {turn:?}; ended turns are kept for a day at most")]
     TurnNotFound { agent: String, session: String, turn: String },
+    #[error("no batch {id:?} is known; the results of a batch are kept for {hours} h after its end")]
+    BatchNotFound { id: String, hours: u64 },
+    #[error("{message}")]
+    InvalidBatch { message: String },
+    #[error("{message}; try again in {retry_after_ms} ms")]
+    QueueFull { message: String, retry_after_ms: u32 },
     /// What others than its caller are told of a turn that failed.
     #[error("{message}")]
     TurnFailed { code: &'static str, message: String },
@@ -101,6 +107,9 @@ impl RuntimeError {
             Self::ConversationNotFound { .. } => "conversation_not_found",
             Self::VersionNotFound { .. } => "version_not_found",
             Self::TurnNotFound { .. } => "turn_not_found",
+            Self::BatchNotFound { .. } => "batch_not_found",
+            Self::InvalidBatch { .. } => "invalid_batch",
+            Self::QueueFull { .. } => "queue_full",
             Self::TurnFailed { code, .. } => code,
             Self::Divergence { .. } => "divergence",
             Self::InvalidName { .. } => "invalid_name",
@@ -132,6 +141,7 @@ impl RuntimeError {
 pub(crate) fn known_code(code: &str) -> &'static str {
     const CODES: &[&str] = &[
         "agent_failed",
+        "agent_not_found",
         "agent_trapped",
         "busy",
         "cancelled",
@@ -141,6 +151,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "engine_failed",
         "internal",
         "invalid_message",
+        "invalid_name",
         "invalid_request",
         "limit_exceeded",
         "mailbox_full",

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod agent_host;
+mod batch;
 mod bindings;
 mod capability;
 mod clock;
@@ -42,6 +43,10 @@ mod tests;
 mod tools;
 
 pub use agent_host::AgentHost;
+pub use batch::{
+    AGENT_MODEL, BatchAnswer, BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResult,
+    BatchResults, BatchStatus, ItemCounts, NewBatch,
+};
 pub use clock::Clock;
 pub use error::RuntimeError;
 pub use event::{Event, EventSummary, EventTrigger, PublishedEvent, SessionTemplate, TopicPattern};

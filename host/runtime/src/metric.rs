@@ -8,10 +8,17 @@ pub(crate) const TURN_TIME: &str = "skep_turn_seconds";
 pub(crate) const TOOL_CALLS: &str = "skep_tool_calls_total";
 pub(crate) const TOOL_TIME: &str = "skep_tool_seconds";
 pub(crate) const INSTANCES: &str = "skep_instances";
+pub(crate) const BATCH_WAITING: &str = "skep_batch_waiting";
+pub(crate) const BATCH_OLDEST: &str = "skep_batch_oldest_seconds";
+pub(crate) const BATCH_ITEMS: &str = "skep_batch_items_total";
+pub(crate) const BATCH_WAIT: &str = "skep_batch_wait_seconds";
 pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
 pub(crate) const DELIVERIES: &str = "skep_deliveries_total";
 pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
 pub(crate) const EVENTS: &str = "skep_events_total";
+
+/// From an idle host to a queue of a day.
+const BATCH_SECONDS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0, 86_400.0];
 
 /// All metrics of this crate.
 pub const METRICS: &[MetricSpec] = &[
@@ -41,6 +48,30 @@ pub const METRICS: &[MetricSpec] = &[
         help: "From a call of a tool of others to its result, by source",
     },
     MetricSpec { name: INSTANCES, kind: MetricKind::Gauge, unit: Unit::Count, help: "Guests that run" },
+    MetricSpec {
+        name: BATCH_WAITING,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Items of batches that wait",
+    },
+    MetricSpec {
+        name: BATCH_OLDEST,
+        kind: MetricKind::Gauge,
+        unit: Unit::Seconds,
+        help: "Age of the oldest batch of which an item waits",
+    },
+    MetricSpec {
+        name: BATCH_ITEMS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Items of batches that ran, by outcome",
+    },
+    MetricSpec {
+        name: BATCH_WAIT,
+        kind: MetricKind::Histogram(BATCH_SECONDS),
+        unit: Unit::Seconds,
+        help: "From the storing of a batch to the beginning of an item",
+    },
     MetricSpec {
         name: ARTIFACT_LOADS,
         kind: MetricKind::Counter,

@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{Clock, Limits, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, ToolGrant};
 use skep_outbound::ToolServer;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -36,6 +36,7 @@ pub struct RuntimeOptions {
     pub granted_tools: Vec<ToolGrant>,
     /// What schedules and deliveries go by.
     pub clock: Clock,
+    pub batch: BatchOptions,
 }
 
 impl Default for RuntimeOptions {
@@ -56,6 +57,7 @@ impl Default for RuntimeOptions {
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
             clock: Clock::default(),
+            batch: BatchOptions::default(),
         }
     }
 }

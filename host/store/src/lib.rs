@@ -9,6 +9,9 @@
 
 mod agents;
 mod artifacts;
+#[cfg(test)]
+mod batch_tests;
+mod batches;
 mod copies;
 mod deliveries;
 mod erasure;
@@ -34,6 +37,10 @@ mod writer;
 
 pub use agents::{AgentRow, VersionRow};
 pub use artifacts::ArtifactRow;
+pub use batches::{
+    BatchRoom, BatchRow, ItemCounts, ItemEnd, ItemEnded, ItemKey, ItemRow, ItemState, NewBatch, NewItem,
+    QueueDepth, Queued, Take, TakenItem,
+};
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;

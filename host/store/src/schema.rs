@@ -182,6 +182,36 @@ const STEPS: &[&str] = &[
     CREATE INDEX deliveries_begun ON deliveries (agent, session, webhook) WHERE state = 1;
     CREATE INDEX deliveries_dead ON deliveries (key) WHERE state = 2;
 ",
+    "
+    CREATE TABLE batches (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        id            TEXT NOT NULL UNIQUE,
+        principal     TEXT NOT NULL,
+        model         TEXT NOT NULL,
+        bytes         INTEGER NOT NULL,
+        running       INTEGER NOT NULL,
+        cancelled     INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        started_at_ms INTEGER,
+        ended_at_ms   INTEGER
+    );
+    CREATE INDEX batches_open ON batches (running, key) WHERE ended_at_ms IS NULL;
+    CREATE INDEX batches_ended ON batches (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
+    CREATE TABLE batch_items (
+        batch     INTEGER NOT NULL REFERENCES batches(key) ON DELETE CASCADE,
+        position  INTEGER NOT NULL,
+        reference TEXT,
+        request   BLOB NOT NULL,
+        state     INTEGER NOT NULL,
+        failures  INTEGER NOT NULL,
+        losses    INTEGER NOT NULL,
+        wake_ms   INTEGER NOT NULL,
+        result    BLOB,
+        UNIQUE (batch, position)
+    );
+    CREATE INDEX batch_items_waiting ON batch_items (batch, position) WHERE state = 0;
+    CREATE INDEX batch_items_running ON batch_items (batch) WHERE state = 1;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -63,6 +63,8 @@ All of its settings:
   [http]     max_body_bytes, drain_s, mcp_origins
   [ai]       models: what clients of /ai/run call a model, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
+  [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
+             max_attempts
 
 Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
 OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]

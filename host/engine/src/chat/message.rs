@@ -98,7 +98,7 @@ impl ToolCall {
 }
 
 /// Whether the model calls a tool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]

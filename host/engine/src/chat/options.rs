@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
 use super::message::{ToolChoice, ToolSpec};
@@ -10,7 +11,8 @@ use crate::{Affinity, Constraint, EngineError, Priority};
 /// More than this many tools are refused: each is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
 
-#[derive(Clone, Debug)]
+/// Written down, they are what was asked for, without who asks and how urgently.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatOptions {
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
@@ -26,9 +28,13 @@ pub struct ChatOptions {
     pub ignore_eos: bool,
     pub top_logprobs: Option<u32>,
     /// See [`crate::GenerateRequest::resume`].
+    #[serde(skip)]
     pub resume: Vec<u32>,
+    #[serde(skip)]
     pub affinity: Affinity,
+    #[serde(skip)]
     pub priority: Priority,
+    #[serde(skip)]
     pub deadline: Option<Instant>,
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
+use serde::{Deserialize, Serialize};
 use skep_model::{SpecialTokens, Tokenizer};
 
 use super::message::{ChatMessage, ToolCall};
@@ -68,7 +69,7 @@ pub struct ChatOutcome {
     pub rendered: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChatFinish {
     /// The model ended its answer, or a stop string did.
     Stop,

@@ -1,6 +1,6 @@
-//! `/ai/run/{model}`: inference as Workers AI has it, answered in its schema or in OpenAI's.
+//! `/ai/run/{model}`: inference as Workers AI has it, answered in its schema or in OpenAI's, at once or from a queue.
 
-use super::chat_completions::Begun;
+use super::{ai_batches, chat_completions::Begun};
 use crate::{
     ApiError, Gateway, body, headers,
     openai::fields::Fields,
@@ -21,6 +21,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde::Deserialize;
 use skep_engine::{Engine, EngineError, Priority, chat::ChatEvent};
+use skep_runtime::AGENT_MODEL;
 
 /// Options that may stand in the query or in the body's `options`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -28,6 +29,15 @@ use skep_engine::{Engine, EngineError, Priority, chat::ChatEvent};
 pub(crate) struct RunOptions {
     /// Refuse rather than wait until there is room.
     reject_if_busy: bool,
+    /// Answer with the id of a batch, and work when there is room.
+    queue_request: bool,
+}
+
+/// What a path names.
+enum Model {
+    Engine(Engine),
+    /// `agent:NAME`
+    Agent(String),
 }
 
 /// The path's last part, whatever stands before it.
@@ -46,12 +56,36 @@ pub(crate) async fn run(
     let Query(in_query) = in_query.map_err(|rejection| {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", rejection.body_text())
     })?;
-    let engine = engine_of(&gateway, &model)?;
-    let mut fields: Fields = body::parse(&body::read(request, &gateway).await?)?;
+    let model = model_of(&gateway, &model)?;
+    let bytes = body::read(request, &gateway).await?;
+    let mut fields: Fields = body::parse(&bytes)?;
     let in_body = fields.take::<RunOptions>("options")?.unwrap_or_default();
-    let at_top = fields.take("rejectIfBusy")?.unwrap_or(false);
-    let rejects_if_busy = in_query.reject_if_busy || in_body.reject_if_busy || at_top;
+    let mut asks_for = |name: &str| fields.take(name).map(|asked| asked.unwrap_or(false));
+    let at_top =
+        RunOptions { reject_if_busy: asks_for("rejectIfBusy")?, queue_request: asks_for("queueRequest")? };
+    let options = [in_query, in_body, at_top];
+    if let Some(id) = fields.take::<String>("request_id")? {
+        return Ok(ai_batches::fetch(&gateway, model.name(), &id).await?);
+    }
+    if options.iter().any(|options| options.queue_request) {
+        return Ok(ai_batches::queue(&gateway, model.name().to_owned(), fields, bytes.len()).await?);
+    }
+    if fields.has("requests") {
+        let message = "several `requests` are a batch: add ?queueRequest=true to the address";
+        return Err(ApiError::parameter("requests", message).into());
+    }
+    let engine = match model {
+        Model::Engine(engine) => engine,
+        Model::Agent(name) => {
+            let message = format!(
+                "{name} is an agent; it answers at /v1/agents, at /v1/chat/completions, and here in a batch: add \
+                 ?queueRequest=true to the address"
+            );
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, "model_not_found", message).into());
+        }
+    };
     let RunRequest { schema, body } = RunRequest::read(fields)?;
+    let rejects_if_busy = options.iter().any(|options| options.reject_if_busy);
     if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
@@ -67,17 +101,29 @@ pub(crate) async fn run(
 /// What a client is told to wait that would not wait for room.
 const RETRY_AFTER_MS: u32 = 1_000;
 
-/// The engine that a path names: by the operator's other names for models, by its own, or by its own behind a vendor
+impl Model {
+    fn name(&self) -> &str {
+        match self {
+            Model::Engine(engine) => &engine.info().name,
+            Model::Agent(name) => name,
+        }
+    }
+}
+
+/// What a path names: an agent, or a model by the operator's other names for models, by its own, or by its own behind a vendor
 /// (`@cf/vendor/model`).
-fn engine_of(gateway: &Gateway, path: &str) -> Result<Engine, ApiError> {
+fn model_of(gateway: &Gateway, path: &str) -> Result<Model, ApiError> {
     let models = gateway.host.models();
     let name = gateway.options.model_names.get(path).map_or(path, String::as_str);
+    if name.starts_with(AGENT_MODEL) {
+        return Ok(Model::Agent(name.to_owned()));
+    }
     if name == "default" {
-        return Ok(models.default_engine().clone());
+        return Ok(Model::Engine(models.default_engine().clone()));
     }
     let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next());
     if let Ok(engine) = models.get(Some(bare.unwrap_or(name))) {
-        return Ok(engine);
+        return Ok(Model::Engine(engine));
     }
     let known: Vec<&str> = models.iter().map(|engine| engine.info().name.as_str()).collect();
     let message = format!(

@@ -118,6 +118,17 @@ fn completion(model: &str, choices: Vec<Value>, usage: &Usage) -> Value {
     answer
 }
 
+/// A whole answer of one choice.
+pub(crate) fn whole_answer(
+    model: &str,
+    text: &str,
+    tool_calls: &[ToolCall],
+    finish: ChatFinish,
+    usage: &Usage,
+) -> Value {
+    completion(model, vec![choice(0, text, tool_calls, finish, Value::Null)], usage)
+}
+
 async fn whole_choice(
     engine: &Engine,
     index: usize,

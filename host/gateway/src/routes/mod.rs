@@ -1,6 +1,7 @@
 //! The handlers, a file for each noun of the paths.
 
 pub(crate) mod agents;
+pub(crate) mod ai_batches;
 pub(crate) mod ai_run;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;

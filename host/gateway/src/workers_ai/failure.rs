@@ -40,7 +40,7 @@ impl IntoResponse for Failure {
 pub(crate) fn error_json(error: &ApiError) -> Value {
     let (number, _) = numbered(error);
     let message = match number {
-        BUSY => "Capacity temporarily exceeded, please try again.",
+        BUSY if error.code != "queue_full" => "Capacity temporarily exceeded, please try again.",
         _ => &error.message,
     };
     let mut entry = json!({"code": number, "message": message});
@@ -53,14 +53,17 @@ pub(crate) fn error_json(error: &ApiError) -> Value {
 /// The number and the HTTP status of an error.
 pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
     match error.code {
-        "busy" | "mailbox_full" | "too_many_turns" => (BUSY, StatusCode::TOO_MANY_REQUESTS),
+        "busy" | "mailbox_full" | "too_many_turns" | "queue_full" => (BUSY, StatusCode::TOO_MANY_REQUESTS),
         "body_too_large" => (3006, StatusCode::PAYLOAD_TOO_LARGE),
         "body_timeout" | "deadline_exceeded" => (3007, StatusCode::REQUEST_TIMEOUT),
         "cancelled" => (3008, StatusCode::REQUEST_TIMEOUT),
         "lora_unsupported" => (5005, StatusCode::METHOD_NOT_ALLOWED),
-        "invalid_value" | "invalid_json" | "schema_invalid" => (5006, StatusCode::BAD_REQUEST),
-        "model_not_found" | "agent_not_found" => (5007, StatusCode::BAD_REQUEST),
-        "context_length_exceeded" => (5021, StatusCode::BAD_REQUEST),
+        // As the gateway calls it, and as it is stored with an item of a batch.
+        "invalid_value" | "invalid_json" | "invalid_batch" | "invalid_request" | "schema_invalid" => {
+            (5006, StatusCode::BAD_REQUEST)
+        }
+        "model_not_found" | "model_unknown" | "agent_not_found" => (5007, StatusCode::BAD_REQUEST),
+        "context_length_exceeded" | "context_overflow" => (5021, StatusCode::BAD_REQUEST),
         "truncated" => (5024, StatusCode::UNPROCESSABLE_ENTITY),
         _ => (error.status.as_u16(), error.status),
     }

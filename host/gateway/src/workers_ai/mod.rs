@@ -3,6 +3,7 @@
 //!
 //! What a request says is read by `openai`; only the names that differ are translated here.
 
+pub(crate) mod batch;
 pub(crate) mod failure;
 pub(crate) mod native;
 pub(crate) mod request;

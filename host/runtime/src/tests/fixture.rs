@@ -66,6 +66,10 @@ impl Host {
         self.restart_with_versions(name, guest, 30).await
     }
 
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Turns that the store knows to wait or run.
     pub(super) async fn open_turns(&self) -> usize {
         self.store.open_turns().await.expect("readable").len()

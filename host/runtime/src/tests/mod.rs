@@ -1,6 +1,7 @@
 //! Agents end to end inside this crate: components written as WebAssembly text, against a tiny model.
 
 mod artifacts;
+mod batches;
 mod commands;
 mod copies;
 mod deploying;

@@ -1,0 +1,36 @@
+//! `[batch]` of `skep.toml`: requests that wait for room.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use skep_runtime::BatchOptions;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BatchConfig {
+    /// Requests that run at once, of all batches.
+    pub max_running: Option<usize>,
+    /// Requests of one batch.
+    pub max_items: Option<usize>,
+    /// Batches that are kept, those that ended included.
+    pub max_batches: Option<u64>,
+    /// Requests and results that are kept, of all batches.
+    pub max_stored_mb: Option<u64>,
+    /// How long results are kept.
+    pub retention_h: Option<u64>,
+    /// A request that failed so often is given up.
+    pub max_attempts: Option<u32>,
+}
+
+impl BatchConfig {
+    pub(super) fn apply(&self, options: &mut BatchOptions) {
+        let bytes = |mb: u64| mb.saturating_mul(1 << 20);
+        let hours = |hours: u64| Duration::from_secs(hours.saturating_mul(3600));
+        options.max_running = self.max_running.unwrap_or(options.max_running);
+        options.max_items = self.max_items.unwrap_or(options.max_items);
+        options.max_batches = self.max_batches.unwrap_or(options.max_batches);
+        options.max_stored_bytes = self.max_stored_mb.map_or(options.max_stored_bytes, bytes);
+        options.retention = self.retention_h.map_or(options.retention, hours);
+        options.max_attempts = self.max_attempts.unwrap_or(options.max_attempts);
+    }
+}

@@ -1,0 +1,195 @@
+//! Takes items when their model has room, and no more at once than the operator allows.
+//!
+//! It pulls. Nothing is pushed into an engine that has others to serve, so a full queue is rows in the store and not
+//! requests in front of anybody. Whoever waits for room looks for it again every few milliseconds, while something waits.
+
+use super::{
+    AGENT_MODEL, BatchAnswer, BatchOptions,
+    queue::{QueueShared, Running},
+    stored,
+    work::{self, Retry},
+};
+use crate::{
+    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
+};
+use metrics::{counter, gauge, histogram};
+use skep_engine::Priority;
+use skep_store::{ItemEnd, ItemEnded, QueueDepth, Take, TakenItem};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{sync::oneshot, task::JoinSet};
+
+/// How soon to look for room again while something waits for it.
+const ROOM_INTERVAL: Duration = Duration::from_millis(20);
+/// How soon to try again what was refused because others came first.
+const BUSY_INTERVAL: Duration = Duration::from_millis(250);
+/// How old the figures of a queue may be in which something waits.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
+/// How soon to try again what the store would not do.
+const STORE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When there may be something to begin.
+enum Pull {
+    /// When something changes.
+    Wait,
+    /// After this time, or when something changes.
+    Within(Duration),
+}
+
+/// Until the host is gone.
+pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
+    let mut tasks = JoinSet::new();
+    let mut figures = Figures::default();
+    loop {
+        let Some(strong) = services.host() else { return };
+        let pull = begin(&queue, &strong, &mut tasks).await;
+        let depth = figures.refresh(&strong).await;
+        drop(strong);
+        let within = match pull {
+            Ok(Pull::Within(time)) => time,
+            Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
+            Ok(Pull::Wait) => Duration::MAX,
+            Err(error) => {
+                tracing::error!("the queue of batches does not go on: {error}");
+                STORE_INTERVAL
+            }
+        };
+        tokio::select! {
+            () = queue.changed.notified() => {}
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!("an item of a batch ended badly: {error}");
+            },
+            () = tokio::time::sleep(within) => {}
+        }
+    }
+}
+
+/// Begins items while there is room.
+async fn begin(
+    queue: &Arc<QueueShared>,
+    host: &AgentHost,
+    tasks: &mut JoinSet<()>,
+) -> Result<Pull, RuntimeError> {
+    while tasks.len() < queue.options.max_running {
+        let (roomy, all_have_room) = models_with_room(host);
+        let item = match host.services().store.take_item(&roomy, now_ms()).await? {
+            Take::Item(item) => *item,
+            _ if !all_have_room => return Ok(Pull::Within(ROOM_INTERVAL)),
+            Take::Later(at_ms) => {
+                return Ok(Pull::Within(Duration::from_millis(at_ms.saturating_sub(now_ms()).max(1))));
+            }
+            Take::Nothing => return Ok(Pull::Wait),
+        };
+        let (cancel, cancelled) = oneshot::channel();
+        let (begun, has_begun) = oneshot::channel();
+        queue.running().insert(item.key, Running { batch: item.batch.clone(), _cancel: cancel });
+        tasks.spawn(run_item(queue.clone(), host.clone(), item, cancelled, begun));
+        // The next one sees the room that this one leaves. One that ends without beginning drops its sender.
+        let _ = has_begun.await;
+    }
+    Ok(Pull::Wait)
+}
+
+/// Models in which a background sequence could begin now, agents by the room in theirs; and whether these are all.
+fn models_with_room(host: &AgentHost) -> (Vec<String>, bool) {
+    let models = host.models().iter().map(|engine| (engine.info().name.clone(), engine.clone()));
+    let agents = host.agents().into_iter().filter_map(|agent| {
+        let engine = host.models().get(Some(&agent.model)).ok()?;
+        Some((format!("{AGENT_MODEL}{}", agent.name), engine))
+    });
+    let (mut roomy, mut all_have_room) = (Vec::new(), true);
+    for (name, engine) in models.chain(agents) {
+        match engine.room(Priority::Background) {
+            0 => all_have_room = false,
+            _ => roomy.push(name),
+        }
+    }
+    (roomy, all_have_room)
+}
+
+async fn run_item(
+    queue: Arc<QueueShared>,
+    host: AgentHost,
+    item: TakenItem,
+    cancelled: oneshot::Receiver<()>,
+    begun: oneshot::Sender<()>,
+) {
+    let waited_ms = now_ms().saturating_sub(item.queued_at_ms);
+    histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
+    let result = tokio::select! {
+        result = work::run(&host, &item, begun) => result,
+        // Its sender is dropped when the batch is cancelled, and when the queue stops.
+        _ = cancelled => {
+            work::abandon(&host, &item).await;
+            Err(RuntimeError::Cancelled)
+        }
+    };
+    let (end, outcome) = end_of(result, &item, &queue.options);
+    // What could not be written is found by the next process, and run again.
+    match host.services().store.end_item(item.key, &end).await {
+        Ok(ItemEnded::NotTaken) => counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1),
+        Ok(ended) => {
+            counter!(metric::BATCH_ITEMS, "outcome" => outcome).increment(1);
+            if ended == ItemEnded::Last
+                && let Err(error) = queue.end_finished(&host).await
+            {
+                tracing::error!(batch = item.batch, "the batch was not ended: {error}");
+            }
+        }
+        Err(error) => {
+            tracing::error!(batch = item.batch, position = item.position, "a result was lost: {error}");
+        }
+    }
+    queue.running().remove(&item.key);
+}
+
+/// What is written of an item, and what it counts as.
+fn end_of(
+    result: Result<BatchAnswer, RuntimeError>,
+    item: &TakenItem,
+    options: &BatchOptions,
+) -> (ItemEnd, &'static str) {
+    let error = match result {
+        Ok(answer) => return (ItemEnd::Done(stored::encode_answer(&answer)), "done"),
+        Err(error) => error,
+    };
+    let after = |time: Duration| now_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    match work::retry(&error) {
+        Retry::Soon => (ItemEnd::GivenBack { wake_ms: after(BUSY_INTERVAL) }, "given_back"),
+        Retry::Later if item.failures + 1 < options.max_attempts => {
+            tracing::warn!(
+                batch = item.batch,
+                position = item.position,
+                "an item of a batch failed: {error}"
+            );
+            let wake_ms = after(options.backoff.saturating_mul(1 << item.failures.min(10)));
+            (ItemEnd::Again { wake_ms }, "retried")
+        }
+        Retry::Later | Retry::Never => (ItemEnd::Failed(StoredFailure::encode(&error)), "failed"),
+    }
+}
+
+/// What the metrics say of the queue.
+#[derive(Default)]
+struct Figures {
+    depth: QueueDepth,
+    at: Option<Instant>,
+}
+
+impl Figures {
+    async fn refresh(&mut self, host: &AgentHost) -> QueueDepth {
+        if self.at.is_none_or(|at| at.elapsed() >= FIGURES_INTERVAL || self.depth.waiting == 0) {
+            match host.services().store.queue_depth().await {
+                Ok(depth) => self.depth = depth,
+                Err(error) => tracing::warn!("the depth of the queue of batches is not known: {error}"),
+            }
+            self.at = Some(Instant::now());
+            let age_ms = self.depth.oldest_ms.map_or(0, |oldest_ms| now_ms().saturating_sub(oldest_ms));
+            gauge!(metric::BATCH_WAITING).set(self.depth.waiting as f64);
+            gauge!(metric::BATCH_OLDEST).set(age_ms as f64 / 1000.0);
+        }
+        self.depth
+    }
+}

@@ -1,0 +1,212 @@
+//! The queue as clients see it: what it takes, how it stands, what it gives back. `puller` empties it.
+
+use super::{
+    AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
+};
+use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure};
+use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::JoinSet,
+};
+
+/// An item that ran while so many processes ended may be why they did.
+const MAX_LOSSES: u32 = 5;
+const RETRY_AFTER_MS: u32 = 10_000;
+const MAX_REFERENCE_BYTES: usize = 256;
+
+/// The queue of a host.
+pub(crate) struct BatchQueue {
+    shared: Arc<QueueShared>,
+    /// The loop that pulls, and with it all that it runs; it ends when this is dropped.
+    pulling: Mutex<JoinSet<()>>,
+}
+
+/// What the loop has of the queue.
+pub(super) struct QueueShared {
+    pub(super) options: BatchOptions,
+    pub(super) changed: Notify,
+    /// Items that run; dropping what is kept of one cancels it.
+    running: Mutex<HashMap<ItemKey, Running>>,
+}
+
+pub(super) struct Running {
+    pub(super) batch: String,
+    pub(super) _cancel: oneshot::Sender<()>,
+}
+
+impl BatchQueue {
+    pub(crate) fn new(options: BatchOptions) -> Self {
+        let shared = QueueShared { options, changed: Notify::new(), running: Mutex::default() };
+        BatchQueue { shared: Arc::new(shared), pulling: Mutex::default() }
+    }
+
+    /// Gives back what the last process left, and begins to take.
+    pub(crate) async fn start(&self, host: &AgentHost) -> Result<(), RuntimeError> {
+        let store = &host.services().store;
+        let message = format!("{MAX_LOSSES} processes ended while it ran; it may be why");
+        let error = StoredFailure::encode(&RuntimeError::Internal { message });
+        let lost = store.recover_items(MAX_LOSSES, &error).await?;
+        if lost > 0 {
+            tracing::info!(items = lost, "items of batches wait again");
+        }
+        self.shared.end_finished(host).await?;
+        let pulling = puller::run(self.shared.clone(), host.services().clone());
+        self.pulling.lock().unwrap_or_else(PoisonError::into_inner).spawn(pulling);
+        Ok(())
+    }
+
+    /// Takes nothing more and gives back what runs.
+    pub(crate) async fn stop(&self, host: &AgentHost) {
+        let mut pulling = std::mem::take(&mut *self.pulling.lock().unwrap_or_else(PoisonError::into_inner));
+        pulling.shutdown().await;
+        self.shared.running().clear();
+        if let Err(error) = host.services().store.give_back_items().await {
+            tracing::warn!("items of batches that ran count as lost: {error}");
+        }
+    }
+
+    pub(crate) async fn queue(&self, host: &AgentHost, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
+        let services = host.services();
+        services.admit()?;
+        self.check(host, &batch)?;
+        let NewBatch { principal, model, items } = batch;
+        let row = skep_store::NewBatch {
+            id: uuid::Uuid::now_v7().simple().to_string(),
+            principal,
+            model,
+            at_ms: now_ms(),
+            items: items.into_iter().map(stored::new_item).collect(),
+        };
+        self.shared.forget(host).await?;
+        let BatchOptions { max_stored_bytes, max_batches, .. } = self.shared.options;
+        let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches };
+        match services.store.queue_batch(&row, room).await? {
+            Queued::New => {}
+            Queued::Full => {
+                let message = format!(
+                    "the batches that are stored have no room for this one ({max_batches} batches and \
+                     {max_stored_bytes} bytes are kept, results for {} h)",
+                    self.shared.options.retention.as_secs() / 3600
+                );
+                return Err(RuntimeError::QueueFull { message, retry_after_ms: RETRY_AFTER_MS });
+            }
+        }
+        self.shared.changed.notify_one();
+        // As it was when it was stored; some of it may run by now.
+        let items = ItemCounts { waiting: row.items.len() as u64, ..ItemCounts::default() };
+        let phase = BatchPhase::Queued;
+        Ok(BatchStatus { id: row.id, model: row.model, created_at_ms: row.at_ms, phase, items })
+    }
+
+    pub(crate) async fn status(
+        &self,
+        host: &AgentHost,
+        principal: &str,
+        id: &str,
+    ) -> Result<BatchStatus, RuntimeError> {
+        Ok(stored::status(&self.row(host, principal, id).await?))
+    }
+
+    /// The results of a batch that has ended; `None` while it has not.
+    pub(crate) async fn results(
+        &self,
+        host: &AgentHost,
+        principal: &str,
+        id: &str,
+    ) -> Result<(BatchStatus, Option<BatchResults>), RuntimeError> {
+        let status = self.status(host, principal, id).await?;
+        let BatchPhase::Ended { .. } = status.phase else { return Ok((status, None)) };
+        let rows = host.services().store.batch_items(id).await?;
+        let items = rows.into_iter().map(stored::result).collect::<Result<_, _>>()?;
+        Ok((status.clone(), Some(BatchResults { status, items })))
+    }
+
+    /// Cancels what waits and what runs; results that are there stay.
+    pub(crate) async fn cancel(
+        &self,
+        host: &AgentHost,
+        principal: &str,
+        id: &str,
+    ) -> Result<(), RuntimeError> {
+        let row = self.row(host, principal, id).await?;
+        host.services().store.cancel_batch(&row.id).await?;
+        self.shared.running().retain(|_, running| running.batch != row.id);
+        self.shared.end_finished(host).await
+    }
+
+    fn check(&self, host: &AgentHost, batch: &NewBatch) -> Result<(), RuntimeError> {
+        let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
+        match batch.items.len() {
+            0 => return invalid("a batch has at least one request".to_owned()),
+            items if items > self.shared.options.max_items => {
+                let most = self.shared.options.max_items;
+                return invalid(format!("the batch has {items} requests; {most} may be in one"));
+            }
+            _ => {}
+        }
+        let long = |item: &BatchItem| {
+            item.reference.as_ref().is_some_and(|reference| reference.len() > MAX_REFERENCE_BYTES)
+        };
+        if let Some(index) = batch.items.iter().position(long) {
+            return invalid(format!(
+                "requests[{index}].external_reference is longer than {MAX_REFERENCE_BYTES} bytes"
+            ));
+        }
+        match batch.model.strip_prefix(AGENT_MODEL) {
+            Some(agent) => {
+                AgentName::new(agent)?;
+                host.services().agent(agent).map(drop)
+            }
+            None => Ok(host.models().get(Some(&batch.model)).map(drop)?),
+        }
+    }
+
+    /// A batch of this principal that is not too old.
+    async fn row(&self, host: &AgentHost, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
+        let row = host.services().store.batch(id).await?;
+        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms());
+        row.filter(|row| row.principal == principal && is_kept(row)).ok_or_else(|| {
+            RuntimeError::BatchNotFound {
+                id: id.chars().take(80).collect(),
+                hours: self.shared.options.retention.as_secs() / 3600,
+            }
+        })
+    }
+}
+
+impl QueueShared {
+    /// Batches that ended before are forgotten.
+    fn oldest_ms(&self) -> u64 {
+        now_ms().saturating_sub(u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    async fn forget(&self, host: &AgentHost) -> Result<(), RuntimeError> {
+        host.services().store.forget_batches(self.oldest_ms()).await?;
+        Ok(())
+    }
+
+    /// Ends the batches of which no item is left.
+    pub(super) async fn end_finished(&self, host: &AgentHost) -> Result<(), RuntimeError> {
+        let store = &host.services().store;
+        for row in store.finished_batches().await? {
+            if store.end_batch(&row.id, now_ms()).await? {
+                tracing::info!(
+                    batch = row.id,
+                    items = row.items.total(),
+                    failed = row.items.failed,
+                    "a batch ended"
+                );
+            }
+        }
+        self.forget(host).await
+    }
+
+    pub(super) fn running(&self) -> MutexGuard<'_, HashMap<ItemKey, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,64 @@
+//! Batches as the store has them, and back.
+
+use super::{BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchStatus};
+use crate::{RuntimeError, error::known_code, session::StoredFailure};
+use serde::{Deserialize, Serialize};
+use skep_store::{BatchRow, ItemRow, ItemState, NewItem};
+
+/// A request and how its answer is to be told.
+#[derive(Serialize, Deserialize)]
+pub(super) struct StoredRequest {
+    pub(super) form: String,
+    pub(super) request: BatchRequest,
+}
+
+impl StoredRequest {
+    pub(super) fn decode(body: &[u8]) -> Result<Self, RuntimeError> {
+        serde_json::from_slice(body).map_err(|error| unreadable("request", &error))
+    }
+}
+
+pub(super) fn new_item(item: BatchItem) -> NewItem {
+    let BatchItem { request, form, reference } = item;
+    let request = serde_json::to_vec(&StoredRequest { form, request }).expect("plain data is always JSON");
+    NewItem { request, reference }
+}
+
+pub(super) fn encode_answer(answer: &BatchAnswer) -> Vec<u8> {
+    serde_json::to_vec(answer).expect("plain data is always JSON")
+}
+
+pub(super) fn status(row: &BatchRow) -> BatchStatus {
+    BatchStatus {
+        id: row.id.clone(),
+        model: row.model.clone(),
+        created_at_ms: row.created_at_ms,
+        phase: match (row.ended_at_ms, row.started_at_ms) {
+            (Some(at_ms), _) => BatchPhase::Ended { at_ms, cancelled: row.cancelled },
+            (None, Some(_)) => BatchPhase::Running,
+            (None, None) => BatchPhase::Queued,
+        },
+        items: row.items,
+    }
+}
+
+/// The result of an item of a batch that has ended.
+pub(super) fn result(row: ItemRow) -> Result<BatchResult, RuntimeError> {
+    let outcome = match row.state {
+        ItemState::Done(body) => {
+            let answer = serde_json::from_slice(&body).map_err(|error| unreadable("answer", &error))?;
+            BatchOutcome::Done(Box::new(answer))
+        }
+        ItemState::Failed(body) => {
+            let StoredFailure { code, message } =
+                serde_json::from_slice(&body).map_err(|error| unreadable("failure", &error))?;
+            BatchOutcome::Failed { code: known_code(&code), message }
+        }
+        ItemState::Waiting | ItemState::Running | ItemState::Cancelled => BatchOutcome::Cancelled,
+    };
+    Ok(BatchResult { index: row.position, reference: row.reference, outcome })
+}
+
+fn unreadable(what: &str, error: &serde_json::Error) -> RuntimeError {
+    RuntimeError::Internal { message: format!("the stored {what} of a batch is unreadable: {error}") }
+}

@@ -1,0 +1,110 @@
+//! What an item does when its time has come, and what its failure means.
+
+use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
+use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError};
+use skep_engine::{
+    Affinity, EngineError, Priority,
+    chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
+};
+use skep_store::TakenItem;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// From its beginning; interactive work that never pauses may hold it up for long.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Whether an item is tried again.
+pub(super) enum Retry {
+    /// It would fail each time.
+    Never,
+    /// It failed, and may fail too often.
+    Later,
+    /// It never began.
+    Soon,
+}
+
+/// Runs an item to its end. `begun` is told when the engine has it, and knows that it is there.
+pub(super) async fn run(
+    host: &AgentHost,
+    item: &TakenItem,
+    begun: oneshot::Sender<()>,
+) -> Result<BatchAnswer, RuntimeError> {
+    let StoredRequest { form, request } = StoredRequest::decode(&item.request)?;
+    match request {
+        BatchRequest::Chat { messages, options } => {
+            let engine = host.models().get(Some(&item.model))?;
+            let options = ChatOptions {
+                priority: Priority::Background,
+                affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
+                deadline: Instant::now().checked_add(DEADLINE),
+                ..*options
+            };
+            // Rendering and encoding a long prompt takes long.
+            let started = tokio::task::spawn_blocking(move || chat(&engine, &messages, options));
+            let chat = started.await.map_err(|_panicked| RuntimeError::Internal {
+                message: "beginning a request of a batch panicked".to_owned(),
+            })??;
+            let _ = begun.send(());
+            let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
+            Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
+        }
+        BatchRequest::Turn { text, data } => {
+            let invocation = Invocation { text, data, ..invocation(item) };
+            // A turn with this key that began in an earlier life is found again, and not begun twice.
+            let run = host.invoke(invocation).await?;
+            let _ = begun.send(());
+            let Outcome { text, data, usage, .. } = run.outcome().await?;
+            let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
+            Ok(BatchAnswer { form, text, data, tool_calls, finish, cut_off: false, usage })
+        }
+    }
+}
+
+/// Ends what an item left running elsewhere.
+pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
+    if !item.model.starts_with(AGENT_MODEL) {
+        return;
+    }
+    let Invocation { agent, session, idempotency_key, .. } = invocation(item);
+    let key = idempotency_key.unwrap_or_default();
+    let known = host.services().store.turn_with_idempotency_key(&agent, &session, &key).await;
+    if let Ok(Some(row)) = known {
+        // An agent that was deleted meanwhile has no turns.
+        let _ = host.cancel_turn(&agent, &session, &row.id).await;
+    }
+}
+
+/// A turn of an item, still without its message. Its session is the item's own.
+fn invocation(item: &TakenItem) -> Invocation {
+    let name = format!("batch-{}-{}", item.batch, item.position);
+    Invocation {
+        principal: item.principal.clone(),
+        agent: item.model.strip_prefix(AGENT_MODEL).unwrap_or_default().to_owned(),
+        session: name.clone(),
+        text: String::new(),
+        data: None,
+        origin: Origin::Direct,
+        deadline: None,
+        idempotency_key: Some(name),
+        detached: true,
+    }
+}
+
+pub(super) fn retry(error: &RuntimeError) -> Retry {
+    match error {
+        RuntimeError::Engine(
+            EngineError::ContextOverflow { .. }
+            | EngineError::InvalidRequest { .. }
+            | EngineError::Constraint { .. }
+            | EngineError::ModelUnknown { .. },
+        )
+        | RuntimeError::AgentNotFound { .. }
+        | RuntimeError::InvalidMessage { .. }
+        | RuntimeError::InvalidName { .. } => Retry::Never,
+        RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ShuttingDown)
+        | RuntimeError::MailboxFull { .. }
+        | RuntimeError::TooManyTurns { .. }
+        | RuntimeError::ShuttingDown => Retry::Soon,
+        _ => Retry::Later,
+    }
+}

@@ -1,0 +1,236 @@
+//! Batches: what is taken when, what becomes of failures, and what a restart finds.
+
+use super::{
+    fixture::Host,
+    guest::{Guest, echo},
+};
+use crate::{
+    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, NewBatch, RuntimeError,
+    RuntimeOptions,
+};
+use skep_engine::{
+    Engine, GenerateRequest, Priority, Sampling, TokenStream,
+    chat::{ChatMessage, ChatOptions},
+};
+use skep_store::Take;
+use std::time::Duration;
+
+const PRINCIPAL: &str = "tester";
+
+fn chat(text: &str, options: ChatOptions) -> BatchItem {
+    let messages = vec![ChatMessage::user(text)];
+    let request = BatchRequest::Chat { messages, options: Box::new(options) };
+    BatchItem { request, form: "plain".into(), reference: Some(text.into()) }
+}
+
+fn short(text: &str) -> BatchItem {
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    chat(text, ChatOptions { max_tokens: Some(4), ignore_eos: true, sampling, ..ChatOptions::default() })
+}
+
+fn turn(text: &str) -> BatchItem {
+    let request = BatchRequest::Turn { text: text.into(), data: None };
+    BatchItem { request, form: "plain".into(), reference: None }
+}
+
+async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
+    let batch = NewBatch { principal: PRINCIPAL.into(), model: model.into(), items };
+    host.agents.queue_batch(batch).await.map(|status| status.id)
+}
+
+/// Asks until the batch has ended.
+async fn results(host: &Host, id: &str) -> BatchResults {
+    loop {
+        if let (_, Some(results)) = host.agents.batch_results(PRINCIPAL, id).await.expect("it is known") {
+            return results;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn error_of(outcome: &BatchOutcome) -> (&'static str, &str) {
+    match outcome {
+        BatchOutcome::Failed { code, message } => (code, message),
+        other => panic!("it did not fail: {other:?}"),
+    }
+}
+
+/// As many interactive sequences as leave background work no room.
+async fn occupy(engine: &Engine) -> Vec<TokenStream> {
+    let mut streams = Vec::new();
+    while engine.room(Priority::Background) > 0 {
+        let mut request = GenerateRequest::new(vec![65; 8]);
+        (request.max_tokens, request.ignore_eos) = (Some(200), true);
+        streams.push(engine.generate(request).expect("there is room"));
+    }
+    streams
+}
+
+#[tokio::test]
+async fn items_are_answered_in_their_order_and_under_their_names() {
+    let host = Host::start().await;
+    let id = queue(&host, "tiny", vec![short("one"), short("two"), short("three")]).await.expect("room");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert!(matches!(status.phase, BatchPhase::Ended { cancelled: false, .. }));
+    assert_eq!((status.items.done, status.items.total()), (3, 3));
+    let names: Vec<_> = items.iter().map(|item| (item.index, item.reference.as_deref())).collect();
+    assert_eq!(names, [(0, Some("one")), (1, Some("two")), (2, Some("three"))]);
+    for item in &items {
+        let BatchOutcome::Done(answer) = &item.outcome else { panic!("{item:?}") };
+        assert_eq!((answer.form.as_str(), answer.usage.completion_tokens), ("plain", 4));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_answers_items_in_sessions_of_their_own() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("deployed");
+    let id = queue(&host, "agent:echo", vec![turn("hello"), turn("bye")]).await.expect("room");
+    let answers = results(&host, &id).await.items.into_iter();
+    let texts = answers.map(|item| match item.outcome {
+        BatchOutcome::Done(answer) => answer.text,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), ["hello", "bye"]);
+    let sessions = host.agents.sessions("echo", None, 10).await.expect("listed");
+    assert!(sessions.iter().all(|session| session.turns == 1) && sessions.len() == 2, "{sessions:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_taken_while_interactive_work_leaves_no_room() {
+    let host = Host::start().await;
+    let engine = host.agents.models().default_engine().clone();
+    let streams = occupy(&engine).await;
+    let id = queue(&host, "tiny", vec![short("one")]).await.expect("room");
+    let mut streams = streams.into_iter();
+    // Its queue is looked at many times while this one comes to its end.
+    let mut watched = streams.next().expect("at least one");
+    for _ in 0..20 {
+        watched.next().await.expect("it goes on").expect("well");
+        if engine.room(Priority::Background) == 0 {
+            let status = host.agents.batch(PRINCIPAL, &id).await.expect("known");
+            assert_eq!(status.phase, BatchPhase::Queued);
+        }
+    }
+    drop((watched, streams));
+    assert_eq!(results(&host, &id).await.status.items.done, 1);
+}
+
+#[tokio::test]
+async fn what_fails_each_time_is_parked_with_its_error() {
+    let batch =
+        BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let trap = Guest { on_message: "unreachable", ..Guest::default() };
+    host.deploy("trap", "", trap).await.expect("deployed");
+    let id = queue(&host, "agent:trap", vec![turn("go")]).await.expect("room");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert_eq!((status.items.failed, status.items.total()), (1, 1));
+    assert_eq!(error_of(&items[0].outcome).0, "agent_trapped");
+    let sessions = format!("batch-{id}-0");
+    let logs = host.agents.logs("trap", 0, 100).await.expect("readable");
+    let attempts = logs.iter().filter(|line| line.session == sessions).count();
+    assert_eq!(attempts, 3, "{logs:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_succeed_is_not_tried_again_and_takes_no_other_with_it() {
+    let host = Host::start().await;
+    let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
+    let id = queue(&host, "tiny", vec![too_long, short("fine")]).await.expect("room");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert_eq!((status.items.done, status.items.failed), (1, 1));
+    let (code, message) = error_of(&items[0].outcome);
+    assert_eq!(code, "context_overflow");
+    assert!(message.contains("max_tokens"), "{message}");
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_and_answers_what_was_taken_once() {
+    let host = Host::start().await;
+    let streams = occupy(host.agents.models().default_engine()).await;
+    let id = queue(&host, "tiny", vec![short("one"), short("two")]).await.expect("room");
+    host.agents.drain(Duration::ZERO).await;
+    // As a process that was killed leaves it.
+    let taken = host.store().take_item(&["tiny".to_owned()], u64::MAX >> 1).await.expect("taken");
+    assert!(matches!(taken, Take::Item(_)), "{taken:?}");
+    drop(streams);
+    let host = host.restart().await;
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert_eq!((status.items.done, items.len()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_host_that_ends_in_order_gives_back_what_runs() {
+    let host = Host::start().await;
+    let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
+    let id = queue(&host, "tiny", vec![chat("long", endless)]).await.expect("room");
+    while host.agents.batch(PRINCIPAL, &id).await.expect("known").items.running == 0 {
+        tokio::task::yield_now().await;
+    }
+    let host = host.restart().await;
+    let BatchResults { items, .. } = results(&host, &id).await;
+    let BatchOutcome::Done(answer) = &items[0].outcome else { panic!("{items:?}") };
+    assert_eq!(answer.usage.completion_tokens, 400);
+}
+
+#[tokio::test]
+async fn cancelling_ends_what_waits_and_what_runs_and_keeps_what_is_there() {
+    let batch = BatchOptions { max_running: 1, ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
+    let items = vec![short("done"), chat("runs", endless.clone()), chat("waits", endless)];
+    let id = queue(&host, "tiny", items).await.expect("room");
+    while host.agents.batch(PRINCIPAL, &id).await.expect("known").items.done == 0 {
+        tokio::task::yield_now().await;
+    }
+    host.agents.cancel_batch(PRINCIPAL, &id).await.expect("known");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert!(matches!(status.phase, BatchPhase::Ended { cancelled: true, .. }));
+    assert!(matches!(items[0].outcome, BatchOutcome::Done(_)), "{items:?}");
+    assert!(items[1..].iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
+    let engine = host.agents.models().default_engine();
+    while engine.stats().running > 0 {
+        tokio::task::yield_now().await;
+    }
+    host.agents.cancel_batch(PRINCIPAL, &id).await.expect("cancelling again changes nothing");
+}
+
+#[tokio::test]
+async fn batches_are_bounded_and_their_owner_s_alone() {
+    let batch = BatchOptions { max_items: 2, max_batches: 1, ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    for (model, items, code) in [
+        ("tiny", vec![], "invalid_batch"),
+        ("tiny", vec![short("a"), short("b"), short("c")], "invalid_batch"),
+        ("tiny", vec![BatchItem { reference: Some("r".repeat(257)), ..short("a") }], "invalid_batch"),
+        ("huge", vec![short("a")], "model_unknown"),
+        ("agent:none", vec![turn("a")], "agent_not_found"),
+    ] {
+        assert_eq!(queue(&host, model, items).await.expect_err(code).code(), code);
+    }
+    let id = queue(&host, "tiny", vec![short("a")]).await.expect("room");
+    assert_eq!(queue(&host, "tiny", vec![short("b")]).await.expect_err("full").code(), "queue_full");
+    let foreign = host.agents.batch("someone else", &id).await.expect_err("not theirs");
+    assert_eq!(foreign.code(), "batch_not_found");
+    assert_eq!(
+        host.agents.cancel_batch("someone else", &id).await.expect_err("not theirs").code(),
+        "batch_not_found"
+    );
+    assert_eq!(results(&host, &id).await.status.items.done, 1);
+}
+
+#[tokio::test]
+async fn results_are_forgotten_after_their_time_and_make_room() {
+    let batch = BatchOptions { max_batches: 1, retention: Duration::ZERO, ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let id = queue(&host, "tiny", vec![short("a")]).await.expect("room");
+    let error = loop {
+        match host.agents.batch(PRINCIPAL, &id).await {
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code(), "batch_not_found");
+    queue(&host, "tiny", vec![short("b")]).await.expect("the first one made room");
+}

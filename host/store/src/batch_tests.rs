@@ -1,0 +1,184 @@
+//! Batches on a real file: taking, ending once, what a crash leaves, bounds and forgetting.
+
+use crate::*;
+
+const ROOM: BatchRoom = BatchRoom { bytes: 10_000, batches: 10 };
+
+async fn store() -> Store {
+    Store::in_memory().await.unwrap()
+}
+
+fn batch(id: &str, items: usize) -> NewBatch {
+    let item =
+        |n: usize| NewItem { request: format!("request {n}").into(), reference: Some(format!("r{n}")) };
+    NewBatch {
+        id: id.into(),
+        principal: "p".into(),
+        model: "m".into(),
+        at_ms: 100,
+        items: (0..items).map(item).collect(),
+    }
+}
+
+async fn with_batches(batches: &[(&str, usize)]) -> Store {
+    let store = store().await;
+    for (id, items) in batches {
+        assert_eq!(store.queue_batch(&batch(id, *items), ROOM).await.unwrap(), Queued::New);
+    }
+    store
+}
+
+async fn take(store: &Store, now_ms: u64) -> Option<TakenItem> {
+    match store.take_item(&["other".into(), "m".into()], now_ms).await.unwrap() {
+        Take::Item(item) => Some(*item),
+        Take::Later(_) | Take::Nothing => None,
+    }
+}
+
+async fn counts(store: &Store, id: &str) -> (u64, u64, u64, u64, u64) {
+    let ItemCounts { waiting, running, done, failed, cancelled } =
+        store.batch(id).await.unwrap().unwrap().items;
+    (waiting, running, done, failed, cancelled)
+}
+
+fn done() -> ItemEnd {
+    ItemEnd::Done(b"result".to_vec())
+}
+
+#[tokio::test]
+async fn items_are_taken_in_order_from_the_batch_with_the_fewest_under_way() {
+    let store = with_batches(&[("large", 3), ("small", 1)]).await;
+    let mut order = Vec::new();
+    while let Some(item) = take(&store, 200).await {
+        assert_eq!(item.request, format!("request {}", item.position).into_bytes());
+        assert_eq!((item.queued_at_ms, item.failures), (100, 0));
+        order.push((item.batch, item.position));
+    }
+    let expected = [("large", 0), ("small", 0), ("large", 1), ("large", 2)];
+    assert_eq!(order, expected.map(|(batch, position)| (batch.to_owned(), position)));
+    assert_eq!(counts(&store, "large").await, (0, 3, 0, 0, 0));
+    assert_eq!(store.batch("large").await.unwrap().unwrap().started_at_ms, Some(200));
+}
+
+#[tokio::test]
+async fn only_items_of_the_models_that_have_room_are_taken() {
+    let store = with_batches(&[("b", 1)]).await;
+    assert_eq!(store.take_item(&["other".into()], 200).await.unwrap(), Take::Nothing);
+    assert_eq!(store.take_item(&[], 200).await.unwrap(), Take::Nothing);
+    assert!(take(&store, 200).await.is_some());
+}
+
+#[tokio::test]
+async fn a_result_is_written_once() {
+    let store = with_batches(&[("b", 2)]).await;
+    let item = take(&store, 200).await.unwrap();
+    assert_eq!(store.end_item(item.key, &done()).await.unwrap(), ItemEnded::OthersLeft);
+    for again in [ItemEnd::Done(b"another".to_vec()), ItemEnd::Again { wake_ms: 0 }] {
+        assert_eq!(store.end_item(item.key, &again).await.unwrap(), ItemEnded::NotTaken);
+    }
+    let last = take(&store, 200).await.unwrap();
+    assert_eq!(store.end_item(last.key, &ItemEnd::Failed(b"why".to_vec())).await.unwrap(), ItemEnded::Last);
+    let items = store.batch_items("b").await.unwrap();
+    let row =
+        |position, reference: &str, state| ItemRow { position, reference: Some(reference.into()), state };
+    let states = [ItemState::Done(b"result".to_vec()), ItemState::Failed(b"why".to_vec())];
+    let [done, failed] = states;
+    assert_eq!(items, [row(0, "r0", done), row(1, "r1", failed)]);
+    assert!(take(&store, 300).await.is_none());
+}
+
+#[tokio::test]
+async fn what_is_to_be_tried_again_waits_for_its_time() {
+    let store = with_batches(&[("b", 1)]).await;
+    let item = take(&store, 200).await.unwrap();
+    store.end_item(item.key, &ItemEnd::Again { wake_ms: 500 }).await.unwrap();
+    assert_eq!(store.take_item(&["m".into()], 499).await.unwrap(), Take::Later(500));
+    let item = take(&store, 500).await.unwrap();
+    assert_eq!(item.failures, 1);
+    store.end_item(item.key, &ItemEnd::GivenBack { wake_ms: 0 }).await.unwrap();
+    assert_eq!(take(&store, 500).await.unwrap().failures, 1, "giving back is no failure");
+}
+
+#[tokio::test]
+async fn what_a_crash_leaves_waits_again_until_it_is_suspected() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = async || Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
+    let store = open().await;
+    store.queue_batch(&batch("b", 3), ROOM).await.unwrap();
+    let first = take(&store, 200).await.unwrap();
+    store.end_item(first.key, &done()).await.unwrap();
+    for life in 1..=3 {
+        assert!(take(&store, 200).await.is_some());
+        let store = open().await;
+        assert_eq!(store.recover_items(3, b"suspected").await.unwrap(), 1, "life {life}");
+    }
+    let store = open().await;
+    assert_eq!(counts(&store, "b").await, (1, 0, 1, 1, 0));
+    let items = store.batch_items("b").await.unwrap();
+    assert_eq!(items[1].state, ItemState::Failed(b"suspected".to_vec()));
+    assert_eq!(take(&store, 200).await.unwrap().position, 2);
+    store.give_back_items().await.unwrap();
+    assert_eq!(store.recover_items(1, b"suspected").await.unwrap(), 0, "nothing is taken any more");
+    assert_eq!(take(&store, 200).await.unwrap().position, 2);
+}
+
+#[tokio::test]
+async fn a_cancelled_batch_runs_no_further_and_takes_no_result() {
+    let store = with_batches(&[("b", 3)]).await;
+    let (first, second) = (take(&store, 200).await.unwrap(), take(&store, 200).await.unwrap());
+    store.end_item(first.key, &done()).await.unwrap();
+    store.cancel_batch("b").await.unwrap();
+    assert_eq!(store.end_item(second.key, &done()).await.unwrap(), ItemEnded::NotTaken);
+    assert_eq!(counts(&store, "b").await, (0, 0, 1, 0, 2));
+    assert!(take(&store, 300).await.is_none());
+    assert!(store.batch("b").await.unwrap().unwrap().cancelled);
+}
+
+#[tokio::test]
+async fn a_batch_ends_once_and_is_forgotten_later() {
+    let store = with_batches(&[("b", 1), ("open", 1)]).await;
+    let item = take(&store, 200).await.unwrap();
+    assert_eq!(store.finished_batches().await.unwrap(), []);
+    store.end_item(item.key, &done()).await.unwrap();
+    let finished = store.finished_batches().await.unwrap();
+    assert_eq!(finished.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert!(store.end_batch("b", 300).await.unwrap());
+    assert!(!store.end_batch("b", 301).await.unwrap(), "it had ended");
+    assert_eq!(store.finished_batches().await.unwrap(), []);
+    assert_eq!(store.forget_batches(300).await.unwrap(), 0);
+    assert_eq!(store.forget_batches(301).await.unwrap(), 1);
+    assert_eq!(store.batch("b").await.unwrap(), None);
+    assert_eq!(store.batch_items("b").await.unwrap(), []);
+    assert!(store.batch("open").await.unwrap().is_some(), "what is open is never forgotten");
+}
+
+#[tokio::test]
+async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
+    let store = store().await;
+    let room = BatchRoom { bytes: 50, batches: 2 };
+    // Nine bytes of request and two of reference.
+    assert_eq!(store.queue_batch(&batch("large", 5), room).await.unwrap(), Queued::Full);
+    assert_eq!(store.queue_batch(&batch("a", 4), room).await.unwrap(), Queued::New);
+    assert_eq!(store.queue_batch(&batch("b", 1), room).await.unwrap(), Queued::Full);
+    let item = take(&store, 200).await.unwrap();
+    store.end_item(item.key, &done()).await.unwrap();
+    assert_eq!(
+        store.queue_batch(&batch("b", 1), BatchRoom { bytes: 60, ..room }).await.unwrap(),
+        Queued::Full
+    );
+    assert_eq!(
+        store.queue_batch(&batch("b", 1), BatchRoom { bytes: 61, ..room }).await.unwrap(),
+        Queued::New
+    );
+    let more = BatchRoom { bytes: 1000, ..room };
+    assert_eq!(store.queue_batch(&batch("c", 1), more).await.unwrap(), Queued::Full, "two are enough");
+}
+
+#[tokio::test]
+async fn the_depth_of_the_queue_is_what_waits() {
+    let store = with_batches(&[("b", 2)]).await;
+    let waiting = QueueDepth { waiting: 2, oldest_ms: Some(100) };
+    assert_eq!(store.queue_depth().await.unwrap(), waiting);
+    while take(&store, 200).await.is_some() {}
+    assert_eq!(store.queue_depth().await.unwrap(), QueueDepth::default());
+}
