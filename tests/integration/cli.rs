@@ -31,6 +31,7 @@ fn every_command_explains_itself() {
         "turn",
         "chat",
         "logs",
+        "ai",
         "model",
         "bench",
         "doctor",

@@ -26,13 +26,13 @@ const MESSAGES_PER_SESSION: usize = 4;
 const MAX_EVENTS_BETWEEN_KILLS: u64 = 40;
 
 /// A `skep up` process.
-struct Process {
+pub struct Process {
     child: Child,
-    url: String,
+    pub url: String,
 }
 
 impl Process {
-    fn start(model: &Path, data: &Path) -> Process {
+    pub fn start(model: &Path, data: &Path) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
             .arg("--model")
@@ -55,7 +55,7 @@ impl Process {
     }
 
     /// SIGKILL: nothing of the process gets to run again.
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -247,7 +247,7 @@ fn response_broke_off(way: Way, seen: &Seen) -> bool {
 }
 
 /// A model of random weights, which loads in no time.
-fn tiny_model(folder: &Path) {
+pub fn tiny_model(folder: &Path) {
     let fixtures = repository().join("tests/fixtures");
     let source = fixtures.join("tiny/llama-gqa");
     let mut config: Value =
@@ -258,7 +258,7 @@ fn tiny_model(folder: &Path) {
     std::fs::copy(fixtures.join("tokenizer/byte-level-chatml.json"), folder.join("tokenizer.json")).unwrap();
 }
 
-async fn deploy_ledger(url: &str) {
+pub async fn deploy_ledger(url: &str) {
     let component = tokio::task::spawn_blocking(|| guest("ledger")).await.unwrap();
     let form = reqwest::multipart::Form::new()
         .text("manifest", "name = \"ledger\"")

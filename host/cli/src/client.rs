@@ -1,5 +1,6 @@
 //! Talking to a running host over its public HTTP interface, as any other client would.
 
+mod ai;
 mod chat;
 mod events;
 mod sessions;
@@ -12,6 +13,7 @@ use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
 
 use crate::failure::{Refused, Unreachable, Usage};
+pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
 pub use sessions::{Message, MessagePage, Session, SessionDetail};

@@ -13,12 +13,14 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 pub trait Progress: Sync {
     /// Begins a step; `total_bytes` turns it into a bar.
     fn begin(&self, what: &str, total_bytes: Option<u64>) -> Box<dyn Step>;
+    /// Begins a step that does this many things.
+    fn count(&self, what: &str, total: u64) -> Box<dyn Step>;
 }
 
 /// A step under way. Dropping it without `finish` means that it failed.
 pub trait Step: Send + Sync {
-    /// Bytes done so far.
-    fn advance_to(&self, bytes: u64);
+    /// Bytes, or things, done so far.
+    fn advance_to(&self, done: u64);
     /// Replaces what the step says it is doing.
     fn note(&self, text: &str);
     /// Ends the step well; `result` is appended to its line.
@@ -35,22 +37,42 @@ impl Progress for Silent {
     fn begin(&self, _what: &str, _total_bytes: Option<u64>) -> Box<dyn Step> {
         Box::new(Silent)
     }
+
+    fn count(&self, _what: &str, _total: u64) -> Box<dyn Step> {
+        Box::new(Silent)
+    }
 }
 
 impl Step for Silent {
-    fn advance_to(&self, _bytes: u64) {}
+    fn advance_to(&self, _done: u64) {}
     fn note(&self, _text: &str) {}
     fn finish(self: Box<Self>, _result: &str) {}
 }
 
 impl Progress for Terminal {
     fn begin(&self, what: &str, total_bytes: Option<u64>) -> Box<dyn Step> {
-        if std::io::stderr().is_terminal() {
-            Box::new(Bar::new(what, total_bytes))
-        } else {
-            Box::new(Lines::new(what, total_bytes))
-        }
+        on_terminal(what, total_bytes.map_or(Total::Unknown, Total::Bytes))
     }
+
+    fn count(&self, what: &str, total: u64) -> Box<dyn Step> {
+        on_terminal(what, Total::Things(total))
+    }
+}
+
+fn on_terminal(what: &str, total: Total) -> Box<dyn Step> {
+    if std::io::stderr().is_terminal() {
+        Box::new(Bar::new(what, total))
+    } else {
+        Box::new(Lines::new(what, total))
+    }
+}
+
+/// How much a step has to do.
+#[derive(Clone, Copy)]
+enum Total {
+    Unknown,
+    Bytes(u64),
+    Things(u64),
 }
 
 /// A step on a terminal.
@@ -61,12 +83,14 @@ struct Bar {
 }
 
 impl Bar {
-    fn new(what: &str, total_bytes: Option<u64>) -> Self {
-        let bar = match total_bytes {
-            Some(total) => ProgressBar::new(total).with_style(style(
+    fn new(what: &str, total: Total) -> Self {
+        let bar = match total {
+            Total::Bytes(total) => ProgressBar::new(total).with_style(style(
                 "  {spinner} {msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}",
             )),
-            None => ProgressBar::new_spinner().with_style(style("  {spinner} {msg} {elapsed}")),
+            Total::Things(total) => ProgressBar::new(total)
+                .with_style(style("  {spinner} {msg} [{bar:30}] {pos}/{len} eta {eta}")),
+            Total::Unknown => ProgressBar::new_spinner().with_style(style("  {spinner} {msg} {elapsed}")),
         };
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
@@ -75,8 +99,8 @@ impl Bar {
 }
 
 impl Step for Bar {
-    fn advance_to(&self, bytes: u64) {
-        self.bar.set_position(bytes);
+    fn advance_to(&self, done: u64) {
+        self.bar.set_position(done);
     }
 
     fn note(&self, text: &str) {
@@ -98,27 +122,32 @@ impl Drop for Bar {
     }
 }
 
-/// A step in a log: a line when it begins, one for every tenth of its bytes, one when it ends.
+/// A step in a log: a line when it begins, one for every tenth of it, one when it ends.
 struct Lines {
     what: String,
-    total_bytes: Option<u64>,
+    total: Total,
     tenths_said: AtomicU64,
     started: Instant,
 }
 
 impl Lines {
-    fn new(what: &str, total_bytes: Option<u64>) -> Self {
+    fn new(what: &str, total: Total) -> Self {
         eprintln!("  - {what} ...");
-        Self { what: what.to_owned(), total_bytes, tenths_said: AtomicU64::new(0), started: Instant::now() }
+        Self { what: what.to_owned(), total, tenths_said: AtomicU64::new(0), started: Instant::now() }
     }
 }
 
 impl Step for Lines {
-    fn advance_to(&self, bytes: u64) {
-        let Some(total) = self.total_bytes.filter(|total| *total > 0) else { return };
-        let tenths = bytes.saturating_mul(10) / total;
+    fn advance_to(&self, done: u64) {
+        let (Total::Bytes(total @ 1..) | Total::Things(total @ 1..)) = self.total else { return };
+        let tenths = done.saturating_mul(10) / total;
         if self.tenths_said.fetch_max(tenths, Ordering::Relaxed) < tenths {
-            eprintln!("  - {}: {} of {}", self.what, HumanBytes(bytes), HumanBytes(total));
+            match self.total {
+                Total::Bytes(_) => {
+                    eprintln!("  - {}: {} of {}", self.what, HumanBytes(done), HumanBytes(total))
+                }
+                _ => eprintln!("  - {}: {done} of {total}", self.what),
+            }
         }
     }
 

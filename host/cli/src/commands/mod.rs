@@ -1,5 +1,6 @@
 //! The command line: one file a command, each with its flags and what it does.
 
+mod ai;
 mod bench;
 mod build;
 mod chat;
@@ -84,6 +85,8 @@ enum Command {
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
+    Ai(ai::Command),
+    #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
     Bench(bench::Command),
@@ -164,6 +167,7 @@ impl Command {
             Command::Session(command) => session::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
+            Command::Ai(command) => ai::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,
             Command::Doctor(args) => doctor::run(&args),

@@ -1,4 +1,7 @@
-//! `skep bench interference`: what a long prompt does to the time between the tokens of others.
+//! `skep bench interference`: what a long prompt, or a full queue of batches, does to the time between the tokens of
+//! others.
+
+mod queue;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -18,15 +21,17 @@ use crate::progress::Terminal;
 /// Tokens that each sequence has before anything is measured.
 const WARM_TOKENS: usize = 32;
 
-/// Measure the time between tokens while a long prompt arrives
+/// Measure the time between tokens while a long prompt arrives, or while a queue is worked off
 ///
 /// Several sequences decode together, first alone, then while a long prompt is computed beside them. Times are between
-/// the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its first token.
+/// the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its first token. With
+/// --queue, in turns alone and while batches are worked off in the background.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench interference
-  skep bench interference --prompt 2048 --decodes 8 --step-target-ms 20")]
+  skep bench interference --prompt 2048 --decodes 8 --step-target-ms 20
+  skep bench interference --queue 5")]
 pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
@@ -46,6 +51,9 @@ pub struct Args {
     /// The longest step in which a prompt is computed beside decodes [default: by what decodes take]
     #[arg(long, value_name = "MS")]
     step_target_ms: Option<u64>,
+    /// Measure beside a full queue of batches instead of a long prompt, in so many rounds with and without one
+    #[arg(long, value_name = "ROUNDS", conflicts_with = "prompt", value_parser = clap::value_parser!(u16).range(1..=100))]
+    queue: Option<u16>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -73,6 +81,9 @@ struct Gaps {
 
 pub async fn run(args: Args) -> Result<()> {
     let engine = tokio::task::block_in_place(|| start(&args))?;
+    if let Some(rounds) = args.queue {
+        return queue::run(&engine, &args, rounds).await;
+    }
     let everything = args.prompt as usize + 1;
     if everything > engine.info().context_length {
         bail!(
@@ -97,8 +108,8 @@ pub async fn run(args: Args) -> Result<()> {
         model: engine.info().name.clone(),
         decodes: args.decodes,
         prompt: args.prompt,
-        alone,
-        beside_the_prompt: beside,
+        alone: Gaps::of(alone),
+        beside_the_prompt: Gaps::of(beside),
         prompt_first_token_ms: ms(first_token_at - arrived),
     };
     if args.json { out::json(&report) } else { for_people(&report) }
@@ -143,8 +154,8 @@ impl Decodes {
         }
     }
 
-    /// Ends them; gives the times between tokens, of those that came from `from` to `to`.
-    async fn stop(mut self, from: Instant, to: Instant) -> Result<Gaps> {
+    /// Ends them; gives the times between tokens in ms, of those that came from `from` to `to`.
+    async fn stop(mut self, from: Instant, to: Instant) -> Result<Vec<f64>> {
         self.stop.store(true, Relaxed);
         let mut gaps = Vec::new();
         while let Some(ended) = self.tasks.join_next().await {
@@ -152,9 +163,22 @@ impl Decodes {
             let pairs = times.windows(2).filter(|pair| pair[1] >= from && pair[1] <= to);
             gaps.extend(pairs.map(|pair| ms(pair[1] - pair[0])));
         }
+        Ok(gaps)
+    }
+}
+
+impl Gaps {
+    fn of(mut gaps: Vec<f64>) -> Self {
         gaps.sort_by(f64::total_cmp);
         let of = |share| percentile(&gaps, share);
-        Ok(Gaps { count: gaps.len(), p50_ms: of(0.5), p90_ms: of(0.9), p99_ms: of(0.99), max_ms: of(1.0) })
+        Gaps { count: gaps.len(), p50_ms: of(0.5), p90_ms: of(0.9), p99_ms: of(0.99), max_ms: of(1.0) }
+    }
+
+    fn for_people(&self, name: &str) -> Result<()> {
+        let Gaps { count, p50_ms, p90_ms, p99_ms, max_ms } = self;
+        out::line(&format!(
+            "  {name:<16} p50 {p50_ms:.1} ms   p90 {p90_ms:.1} ms   p99 {p99_ms:.1} ms   longest {max_ms:.1} ms   ({count})"
+        ))
     }
 }
 
@@ -212,12 +236,8 @@ fn ms(time: Duration) -> f64 {
 fn for_people(report: &Report) -> Result<()> {
     let Report { model, decodes, prompt, .. } = report;
     out::line(&format!("{model}: between the tokens of {decodes} sequences"))?;
-    for (name, gaps) in [("alone", &report.alone), ("beside a prompt", &report.beside_the_prompt)] {
-        let Gaps { count, p50_ms, p90_ms, p99_ms, max_ms } = gaps;
-        out::line(&format!(
-            "  {name:<16} p50 {p50_ms:.1} ms   p90 {p90_ms:.1} ms   p99 {p99_ms:.1} ms   longest {max_ms:.1} ms   ({count})"
-        ))?;
-    }
+    report.alone.for_people("alone")?;
+    report.beside_the_prompt.for_people("beside a prompt")?;
     out::line(&format!(
         "  the prompt of {prompt} tokens got its first token after {:.0} ms",
         report.prompt_first_token_ms

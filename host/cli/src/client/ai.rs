@@ -1,0 +1,173 @@
+//! The routes of Workers AI: inference in its envelope, and batches.
+
+use anyhow::{Context as _, Result, bail};
+use reqwest::{Method, RequestBuilder, Response};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::{Client, events::EventParser, send};
+use crate::failure::Refused;
+
+/// How a batch stands.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BatchStatus {
+    pub request_id: String,
+    pub model: String,
+    pub status: BatchPhase,
+    pub items: BatchItems,
+    pub created_at_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchPhase {
+    Queued,
+    Running,
+    Complete,
+    Cancelled,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct BatchItems {
+    pub total: u64,
+    pub waiting: u64,
+    pub running: u64,
+    pub done: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+}
+
+/// A batch that was taken.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QueuedBatch {
+    pub request_id: String,
+    pub model: String,
+}
+
+/// The answers of a batch that has ended, as the host tells them.
+#[derive(Debug, Clone, Deserialize)]
+pub struct BatchAnswers {
+    pub responses: Vec<Value>,
+}
+
+/// An answer on its way. Dropping it cancels the generation.
+pub struct AiReader {
+    response: Response,
+    parser: EventParser,
+    done: bool,
+}
+
+#[derive(Deserialize)]
+struct Envelope {
+    success: bool,
+    #[serde(default)]
+    result: Value,
+    #[serde(default)]
+    errors: Vec<EnvelopeError>,
+}
+
+#[derive(Deserialize)]
+struct EnvelopeError {
+    code: u32,
+    message: String,
+}
+
+impl Client {
+    /// Runs a model and gives the `result` of its answer.
+    pub async fn ai_run(&self, model: &str, body: &Value) -> Result<Value> {
+        self.envelope(self.request(Method::POST, &run_path(model)).json(body)).await
+    }
+
+    /// The same as a stream; `body` says so.
+    pub async fn ai_stream(&self, model: &str, body: &Value) -> Result<AiReader> {
+        let response = send(&self.base, self.request(Method::POST, &run_path(model)).json(body)).await?;
+        if response.status().is_success() {
+            return Ok(AiReader { response, parser: EventParser::default(), done: false });
+        }
+        let answer = open(&self.base, response).await?;
+        bail!("{} answered a request for a stream with {answer}", self.base)
+    }
+
+    /// Stores requests that are worked off when there is room.
+    pub async fn ai_queue(&self, model: &str, requests: &[Value]) -> Result<QueuedBatch> {
+        let request = self.request(Method::POST, &run_path(model)).query(&[("queueRequest", "true")]);
+        self.envelope(request.json(&json!({ "requests": requests }))).await
+    }
+
+    pub async fn ai_batch(&self, id: &str) -> Result<BatchStatus> {
+        self.envelope(self.request(Method::GET, &["ai", "batches", id])).await
+    }
+
+    pub async fn ai_cancel(&self, id: &str) -> Result<BatchStatus> {
+        self.envelope(self.request(Method::DELETE, &["ai", "batches", id])).await
+    }
+
+    /// The answers of a batch that has ended.
+    pub async fn ai_answers(&self, batch: &BatchStatus) -> Result<BatchAnswers> {
+        let body = json!({"request_id": batch.request_id});
+        self.envelope(self.request(Method::POST, &run_path(&batch.model)).json(&body)).await
+    }
+
+    async fn envelope<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        let result = open(&self.base, send(&self.base, request).await?).await?;
+        serde_json::from_value(result)
+            .with_context(|| format!("{} answered in a form that this `skep` does not know", self.base))
+    }
+}
+
+/// Names of models may have slashes.
+fn run_path(model: &str) -> Vec<&str> {
+    ["ai", "run"].into_iter().chain(model.split('/')).collect()
+}
+
+/// What is in the envelope.
+async fn open(base: &reqwest::Url, response: Response) -> Result<Value> {
+    let status = response.status();
+    let body = response.bytes().await.context("the host's answer broke off")?;
+    match serde_json::from_slice::<Envelope>(&body) {
+        Ok(Envelope { success: true, result, .. }) => Ok(result),
+        Ok(Envelope { errors, .. }) => refuse(errors),
+        Err(_) => bail!("{base} answered {status}, and not as a Skep host does"),
+    }
+}
+
+fn refuse<T>(errors: Vec<EnvelopeError>) -> Result<T> {
+    let first = errors.into_iter().next().context("the host refused and did not say why")?;
+    bail!(Refused { code: first.code.to_string(), message: first.message })
+}
+
+impl AiReader {
+    /// The next piece of the answer's text; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<String>> {
+        #[derive(Deserialize)]
+        struct Chunk {
+            #[serde(default)]
+            response: String,
+            #[serde(default)]
+            errors: Vec<EnvelopeError>,
+        }
+        loop {
+            while let Some((_, data)) = self.parser.pop() {
+                if data == "[DONE]" {
+                    self.done = true;
+                    continue;
+                }
+                let chunk: Chunk =
+                    serde_json::from_str(&data).with_context(|| format!("no piece of an answer: {data}"))?;
+                if !chunk.errors.is_empty() {
+                    return refuse(chunk.errors);
+                }
+                if !chunk.response.is_empty() {
+                    return Ok(Some(chunk.response));
+                }
+            }
+            match self.response.chunk().await.context("the stream broke off")? {
+                Some(bytes) => self.parser.push(&bytes)?,
+                None if self.done => return Ok(None),
+                None => bail!("the host ended the stream before the answer was done"),
+            }
+        }
+    }
+}

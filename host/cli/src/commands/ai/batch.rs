@@ -1,0 +1,150 @@
+//! `skep ai batch`.
+
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use crate::client::{BatchPhase, BatchStatus, Client};
+use crate::commands::{HostArgs, out};
+use crate::failure::Usage;
+use crate::progress::{Progress as _, Terminal};
+
+/// How often to ask how a batch stands.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// As much as a host takes in one batch.
+const MAX_FILE_BYTES: u64 = 9_500_000;
+
+/// Have many questions answered when there is room for them
+///
+/// The file has one request a line: a JSON object with `prompt` or `messages` and what else a request may have, and with
+/// an `external_reference` of your own if you like; or a JSON string, which is a prompt. The host keeps the batch, works
+/// it off when nobody waits for an answer, and goes on with it after a restart.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep ai batch questions.jsonl                                   prints the batch's id
+  skep ai batch questions.jsonl --wait --output answers.jsonl
+  skep ai batch questions.jsonl --model agent:concierge --wait | jq -r .result.response
+  skep ai status $(skep ai batch questions.jsonl) --results")]
+pub struct Args {
+    /// Requests, one a line
+    file: PathBuf,
+    /// The model's name, or agent:NAME
+    #[arg(long, short, default_value = "default")]
+    model: String,
+    /// Wait for the answers and write them, one JSON object a line, in the order of the requests
+    #[arg(long, short)]
+    wait: bool,
+    /// Where to write them [default: stdout]
+    #[arg(long, short, value_name = "FILE", requires = "wait")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    host: HostArgs,
+    /// Print how the batch stands as JSON; with --wait at its end, to stderr
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let requests = read(&args.file)?;
+    let client = args.host.client()?;
+    let queued = client.ai_queue(&args.model, &requests).await?;
+    if !args.wait {
+        return if args.json { out::json(&queued) } else { out::line(&queued.request_id) };
+    }
+    let status = wait(&client, &queued.request_id).await?;
+    write_answers(&client, &status, args.output.as_deref()).await?;
+    if args.json {
+        eprintln!("{}", serde_json::to_string(&status)?);
+    }
+    let failed = status.items.failed + status.items.cancelled;
+    if failed > 0 {
+        bail!(
+            "{failed} of {} requests have no answer; their errors are among the results",
+            status.items.total
+        );
+    }
+    Ok(())
+}
+
+/// Waits until a batch has ended, and shows how it goes on.
+async fn wait(client: &Client, id: &str) -> Result<BatchStatus> {
+    let mut status = client.ai_batch(id).await?;
+    let step = Terminal.count(&format!("batch {id}"), status.items.total);
+    while matches!(status.status, BatchPhase::Queued | BatchPhase::Running) {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        status = client.ai_batch(id).await?;
+        step.advance_to(status.items.total - status.items.waiting - status.items.running);
+    }
+    step.finish(&format!("{} answered, {} failed", status.items.done, status.items.failed));
+    Ok(status)
+}
+
+/// Writes the answers of a batch that has ended.
+pub(super) async fn write_answers(
+    client: &Client,
+    status: &BatchStatus,
+    output: Option<&Path>,
+) -> Result<()> {
+    let answers = client.ai_answers(status).await?;
+    let Some(path) = output else {
+        return answers.responses.iter().try_for_each(out::json_line);
+    };
+    let cannot = || format!("cannot write {}", path.display());
+    let mut file = BufWriter::new(std::fs::File::create(path).with_context(cannot)?);
+    for response in &answers.responses {
+        serde_json::to_writer(&mut file, response).with_context(cannot)?;
+        file.write_all(b"\n").with_context(cannot)?;
+    }
+    file.flush().with_context(cannot)
+}
+
+fn read(path: &Path) -> Result<Vec<Value>> {
+    let cannot = || format!("cannot read {}", path.display());
+    let bytes = std::fs::metadata(path).with_context(cannot)?.len();
+    if bytes > MAX_FILE_BYTES {
+        bail!(
+            "{} has {bytes} bytes, more than the {MAX_FILE_BYTES} of one batch\n  hint: send it in parts: split -C 9m {}",
+            path.display(),
+            path.display()
+        );
+    }
+    let text = std::fs::read_to_string(path).with_context(cannot)?;
+    requests(&text).with_context(|| format!("{} has no requests, one a line", path.display()))
+}
+
+fn requests(text: &str) -> Result<Vec<Value>> {
+    let mut requests = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let request = match serde_json::from_str(line) {
+            Ok(request @ Value::Object(_)) => request,
+            Ok(Value::String(prompt)) => json!({ "prompt": prompt }),
+            Ok(_) => bail!(Usage(format!("line {} is neither a JSON object nor a string", index + 1))),
+            Err(error) => bail!(Usage(format!("line {} is not JSON: {error}", index + 1))),
+        };
+        requests.push(request);
+    }
+    if requests.is_empty() {
+        bail!(Usage("there is no line in it".to_owned()));
+    }
+    Ok(requests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_requests_or_prompts_and_a_bad_one_is_named() {
+        let read =
+            requests("{\"prompt\": \"a\", \"external_reference\": \"1\"}\n\n\"b\"\n").expect("two requests");
+        assert_eq!(read, [json!({"prompt": "a", "external_reference": "1"}), json!({"prompt": "b"})]);
+        for (text, place) in [("\"a\"\n7\n", "line 2"), ("\"a\"\n\n{\n", "line 3"), ("\n", "no line")] {
+            let error = requests(text).expect_err("it cannot be read").to_string();
+            assert!(error.contains(place), "{error}");
+        }
+    }
+}
