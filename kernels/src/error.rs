@@ -15,6 +15,8 @@ pub enum KernelError {
     PartialBlock { op: &'static str, dtype: DType, values: usize },
     #[error("{op}: {what} is too large to address")]
     TooLarge { op: &'static str, what: &'static str },
+    #[error("{op}: {what} is {found}, and the device's kernel takes {takes}")]
+    Unsupported { op: &'static str, what: &'static str, found: u64, takes: String },
     #[error("out of memory: {bytes} bytes could not be allocated")]
     OutOfMemory { bytes: usize },
     #[error("a thread cannot be kept on CPU {cpu}: {reason}; leave threads unpinned")]

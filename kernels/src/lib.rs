@@ -9,6 +9,7 @@ pub mod attention;
 pub mod bandwidth;
 pub mod buffer;
 mod cpu;
+pub mod cuda;
 pub mod dequantize;
 mod dtype;
 mod error;

@@ -1,0 +1,203 @@
+// Causal attention of prompt rows over paged keys and values, with tensor cores.
+//
+// A block takes 64 consecutive query rows of one sequence and one head: a warp sixteen of them. Keys and values come in
+// tiles of 64 positions through shared memory, the next while this one is used. Per row the softmax state (m, d) and the
+// sums stay in registers; scores become the left side of the second product without leaving them.
+//
+// Each key and value is read once for 64 rows: 4 · rows · context · head_size operations a head, the floor.
+#include "device.cuh"
+#include "ptx/mma.cuh"
+
+constexpr int TILE_ROWS = 64;
+constexpr int TILE_KEYS = 64;
+constexpr int PREFILL_WARPS = TILE_ROWS / 16;
+
+// 64 rows, or fewer, of one sequence.
+struct QueryTile {
+    uint32_t first_row;      // in the batch
+    uint32_t rows;
+    uint32_t first_position; // of its first row
+    uint32_t sequence;       // whose page table
+};
+
+struct AttentionPrefillParams {
+    const void* q;               // [rows, q_stride]: the queries first
+    const void* keys;            // [pages, page_size, kv_heads, head_size]
+    const void* values;
+    void* out;                   // [rows, heads, head_size]
+    const uint32_t* page_tables; // [sequences, table_stride]
+    const QueryTile* tiles;
+    uint32_t q_stride;
+    uint32_t table_stride;
+    uint32_t page_size;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t window;             // positions that a row sees, itself included; 0: all before it
+    float scale;
+};
+
+// Rows of a tile in shared memory are this much longer, so that the rows of an 8×8 tile lie in different banks.
+constexpr int PAD = 8;
+
+template <typename T, int HEAD_SIZE>
+SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void* pages, const uint32_t* table,
+                                     uint32_t kv_head, uint32_t first, uint32_t end, T* tile) {
+    constexpr int CHUNKS = HEAD_SIZE / 8;
+    for (uint32_t i = threadIdx.x; i < TILE_KEYS * CHUNKS; i += blockDim.x) {
+        const uint32_t position = first + i / CHUNKS;
+        const uint32_t chunk = i % CHUNKS;
+        const bool there = position < end;
+        const uint32_t read = there ? position : first;
+        const uint64_t slot = static_cast<uint64_t>(table[read / p.page_size]) * p.page_size + read % p.page_size;
+        const T* from = static_cast<const T*>(pages) + (slot * p.kv_heads + kv_head) * HEAD_SIZE + chunk * 8;
+        copy_async(tile + (i / CHUNKS) * (HEAD_SIZE + PAD) + chunk * 8, from, there);
+    }
+}
+
+// Grid: (tiles, heads). Block: PREFILL_WARPS warps.
+template <typename T, int HEAD_SIZE>
+SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
+    constexpr int STRIDE = HEAD_SIZE + PAD;
+    constexpr int STEPS = HEAD_SIZE / 16;
+    const QueryTile tile = p.tiles[blockIdx.x];
+    const uint32_t head = blockIdx.y;
+    const uint32_t kv_head = head / (p.heads / p.kv_heads);
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t warp = threadIdx.x / WARP;
+    const uint32_t* table = p.page_tables + static_cast<uint64_t>(tile.sequence) * p.table_stride;
+
+    // Queries once; two of keys; two of values.
+    SKEP_DYNAMIC_SHARED(T, queries);
+    T* const keys = queries + TILE_ROWS * STRIDE;
+    T* const values = keys + 2 * TILE_KEYS * STRIDE;
+
+    const uint32_t end = tile.first_position + tile.rows;
+    uint32_t begin = 0;
+    if (p.window > 0 && tile.first_position + 1 > p.window) {
+        begin = (tile.first_position + 1 - p.window) / TILE_KEYS * TILE_KEYS;
+    }
+    constexpr int CHUNKS = HEAD_SIZE / 8;
+    for (uint32_t i = threadIdx.x; i < TILE_ROWS * CHUNKS; i += blockDim.x) {
+        const uint32_t row = i / CHUNKS;
+        const bool there = row < tile.rows;
+        const uint64_t at = static_cast<uint64_t>(tile.first_row + (there ? row : 0)) * p.q_stride;
+        const T* from = static_cast<const T*>(p.q) + at + head * HEAD_SIZE + i % CHUNKS * 8;
+        copy_async(queries + row * STRIDE + i % CHUNKS * 8, from, there);
+    }
+    load_keys_or_values<T, HEAD_SIZE>(p, p.keys, table, kv_head, begin, end, keys);
+    load_keys_or_values<T, HEAD_SIZE>(p, p.values, table, kv_head, begin, end, values);
+    copy_commit();
+
+    float sums[2 * STEPS][4] = {};
+    // Of the lane's two rows: its own share of the sum of weights.
+    float most[2] = {-INFINITY, -INFINITY};
+    float weight[2] = {0.0f, 0.0f};
+    const uint32_t row = warp * 16 + lane / 4;
+    int stage = 0;
+    for (uint32_t first = begin; first < end; first += TILE_KEYS) {
+        const uint32_t next = first + TILE_KEYS;
+        if (next < end) {
+            const int other = (stage ^ 1) * TILE_KEYS * STRIDE;
+            load_keys_or_values<T, HEAD_SIZE>(p, p.keys, table, kv_head, next, end, keys + other);
+            load_keys_or_values<T, HEAD_SIZE>(p, p.values, table, kv_head, next, end, values + other);
+        }
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        const T* tile_keys = keys + stage * TILE_KEYS * STRIDE;
+        const T* tile_values = values + stage * TILE_KEYS * STRIDE;
+
+        // Scores: 16 rows by 64 keys.
+        float scores[TILE_KEYS / 8][4] = {};
+        for (int step = 0; step < STEPS; ++step) {
+            uint32_t a[4];
+            load_tiles(a, queries + (warp * 16 + lane % 16) * STRIDE + step * 16 + lane / 16 * 8);
+            for (int pair = 0; pair < TILE_KEYS / 16; ++pair) {
+                uint32_t b[4];
+                const uint32_t key = pair * 16 + lane / 16 * 8 + lane % 8;
+                load_tiles(b, tile_keys + key * STRIDE + step * 16 + lane % 16 / 8 * 8);
+                const uint32_t left[2] = {b[0], b[1]};
+                const uint32_t right[2] = {b[2], b[3]};
+                mma_16x8x16<T>(scores[2 * pair], a, left);
+                mma_16x8x16<T>(scores[2 * pair + 1], a, right);
+            }
+        }
+        float larger[2] = {most[0], most[1]};
+        for (int column = 0; column < TILE_KEYS / 8; ++column) {
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t key = first + column * 8 + 2 * (lane % 4) + i % 2;
+                const uint32_t position = tile.first_position + row + i / 2 * 8;
+                const bool seen = key <= position && (p.window == 0 || key + p.window > position);
+                float& score = scores[column][i];
+                score = seen ? score * p.scale : -INFINITY;
+                larger[i / 2] = fmaxf(larger[i / 2], score);
+            }
+        }
+        float kept[2];
+        for (int i = 0; i < 2; ++i) {
+            for (int distance = 1; distance < 4; distance *= 2) {
+                larger[i] = fmaxf(larger[i], __shfl_xor_sync(ALL_LANES, larger[i], distance));
+            }
+            // A row that has seen nothing yet has nothing to keep.
+            kept[i] = most[i] == -INFINITY ? 0.0f : __expf(most[i] - larger[i]);
+            most[i] = larger[i];
+            weight[i] *= kept[i];
+        }
+        for (int column = 0; column < TILE_KEYS / 8; ++column) {
+            for (int i = 0; i < 4; ++i) {
+                float& score = scores[column][i];
+                score = score == -INFINITY ? 0.0f : __expf(score - most[i / 2]);
+                weight[i / 2] += score;
+            }
+        }
+        for (int column = 0; column < 2 * STEPS; ++column) {
+            for (int i = 0; i < 4; ++i) {
+                sums[column][i] *= kept[i / 2];
+            }
+        }
+        for (int step = 0; step < TILE_KEYS / 16; ++step) {
+            const float(&left)[4] = scores[2 * step];
+            const float(&right)[4] = scores[2 * step + 1];
+            const uint32_t a[4] = {pack<T>(left[0], left[1]), pack<T>(left[2], left[3]),
+                                   pack<T>(right[0], right[1]), pack<T>(right[2], right[3])};
+            for (int pair = 0; pair < STEPS; ++pair) {
+                uint32_t b[4];
+                const uint32_t key = step * 16 + lane % 16;
+                load_tiles_transposed(b, tile_values + key * STRIDE + pair * 16 + lane / 16 * 8);
+                const uint32_t first_half[2] = {b[0], b[1]};
+                const uint32_t second_half[2] = {b[2], b[3]};
+                mma_16x8x16<T>(sums[2 * pair], a, first_half);
+                mma_16x8x16<T>(sums[2 * pair + 1], a, second_half);
+            }
+        }
+        // Before the next but one tile overwrites what others still read.
+        __syncthreads();
+        stage ^= 1;
+    }
+    for (int i = 0; i < 2; ++i) {
+        for (int distance = 1; distance < 4; distance *= 2) {
+            weight[i] += __shfl_xor_sync(ALL_LANES, weight[i], distance);
+        }
+    }
+    for (int column = 0; column < 2 * STEPS; ++column) {
+        for (int i = 0; i < 2; ++i) {
+            if (row + i * 8 >= tile.rows) {
+                continue;
+            }
+            const uint64_t out = (static_cast<uint64_t>(tile.first_row + row + i * 8) * p.heads + head) * HEAD_SIZE;
+            const float share = weight[i] > 0.0f ? 1.0f / weight[i] : 0.0f;
+            const uint32_t word = pack<T>(sums[column][2 * i] * share, sums[column][2 * i + 1] * share);
+            static_cast<uint32_t*>(p.out)[(out + column * 8 + 2 * (lane % 4)) / 2] = word;
+        }
+    }
+}
+
+#define ATTENTION_PREFILL(T, HEAD_SIZE)                                                                        \
+    SKEP_KERNEL_BOUNDED(attention_prefill_##HEAD_SIZE##_##T, AttentionPrefillParams, PREFILL_WARPS * WARP) {   \
+        attention_prefill<T, HEAD_SIZE>(p);                                                                    \
+    }
+
+ATTENTION_PREFILL(bf16, 64)
+ATTENTION_PREFILL(bf16, 128)
+ATTENTION_PREFILL(f16, 64)
+ATTENTION_PREFILL(f16, 128)

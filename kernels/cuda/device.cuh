@@ -1,0 +1,67 @@
+// What every kernel begins with: the language of the device, whoever compiles it.
+//
+// NVRTC compiles kernels for a device. A C++ compiler compiles the same text for the processor, where `host/block.h` runs
+// the threads of a block as fibers; there is no other difference between the two.
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+#define SKEP_DEVICE __device__ __forceinline__
+// A kernel takes one plain struct by value.
+#define SKEP_KERNEL(name, Params) extern "C" __global__ void name(const __grid_constant__ Params p)
+// Kernels with a fixed block size say so, for the sake of registers.
+#define SKEP_KERNEL_BOUNDED(name, Params, threads) \
+    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Params p)
+#define SKEP_DYNAMIC_SHARED(Type, name)                          \
+    extern __shared__ __align__(16) unsigned char skep_shared[]; \
+    Type* const name = reinterpret_cast<Type*>(skep_shared)
+#define INFINITY __int_as_float(0x7f800000)
+using uint8_t = unsigned char;
+using int8_t = signed char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#else
+#include "host/block.h"
+#endif
+
+#include "numbers.cuh"
+
+constexpr int WARP = 32;
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+
+// Rounded up.
+template <typename T>
+SKEP_DEVICE constexpr T div_up(T value, T by) {
+    return (value + by - 1) / by;
+}
+
+SKEP_DEVICE float warp_sum(float value) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    return value;
+}
+
+SKEP_DEVICE float warp_max(float value) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    }
+    return value;
+}
+
+// The sum over all threads of the block, in every thread. Blocks are multiples of a warp. All threads take part, and none
+// may call it again before a barrier.
+SKEP_DEVICE float block_sum(float value) {
+    __shared__ float of_warps[WARP];
+    const int lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP;
+    value = warp_sum(value);
+    if (lane == 0) {
+        of_warps[warp] = value;
+    }
+    __syncthreads();
+    const int warps = blockDim.x / WARP;
+    return warp_sum(lane < warps ? of_warps[lane] : 0.0f);
+}

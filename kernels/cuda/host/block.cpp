@@ -1,0 +1,281 @@
+// The scheduler of the fibers of one block.
+#include "block.h"
+
+#include <csetjmp>
+#include <map>
+#include <memory>
+#include <string>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+namespace skep_host {
+namespace {
+
+constexpr size_t STACK_BYTES = 64 << 10;
+constexpr uint32_t MAX_THREADS = 1024;
+constexpr uint32_t MAX_SHARED_BYTES = 227 << 10;
+
+enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Ended };
+
+// A fiber begins with its own stack by `ucontext`, and is switched to and from by `setjmp`, which asks nothing of the system. It
+// lives as long as its operating-system thread, and runs one thread of a block after the other.
+struct Fiber {
+    jmp_buf at;
+    std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK_BYTES]};
+    bool begun = false;
+    State state = State::Ended;
+    // At a warp barrier, for whom it waits.
+    uint32_t lanes = 0;
+    Where where;
+    uint32_t index = 0;
+    // Of its exchanges: two in turn, so that a lane that is ahead does not overwrite what another has not read.
+    uint32_t parity = 0;
+};
+
+struct Warp {
+    uint64_t exchanged[2][32];
+};
+
+struct Runner {
+    jmp_buf scheduler;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> shared;
+    Fiber* running = nullptr;
+    Thread thread = nullptr;
+    const void* params = nullptr;
+    std::string problem;
+};
+
+thread_local Runner runner;
+
+struct Kernel {
+    size_t params_bytes;
+    Thread thread;
+};
+
+std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> known;
+    return known;
+}
+
+void back_to_scheduler() {
+    if (_setjmp(runner.running->at) == 0) {
+        _longjmp(runner.scheduler, 1);
+    }
+}
+
+void fiber_main() {
+    for (;;) {
+        runner.thread(runner.params);
+        runner.running->state = State::Ended;
+        back_to_scheduler();
+    }
+}
+
+void wait(State state, uint32_t lanes) {
+    runner.running->state = state;
+    runner.running->lanes = lanes;
+    back_to_scheduler();
+}
+
+// Until the fiber waits or its thread has ended.
+void go_on(Fiber& fiber) {
+    runner.running = &fiber;
+    if (_setjmp(runner.scheduler) != 0) {
+        return;
+    }
+    if (fiber.begun) {
+        _longjmp(fiber.at, 1);
+    }
+    fiber.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack.get();
+    context.uc_stack.ss_size = STACK_BYTES;
+    context.uc_link = nullptr;
+    makecontext(&context, fiber_main, 0);
+    setcontext(&context);
+}
+
+void shuffle(std::vector<uint32_t>& order, uint64_t& seed) {
+    for (size_t left = order.size(); left > 1; --left) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        std::swap(order[left - 1], order[(seed >> 33) % left]);
+    }
+}
+
+// Lets those go on who waited for each other. Whether there were any.
+bool release(uint32_t count) {
+    uint32_t at_barrier = 0;
+    uint32_t alive = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        alive += runner.fibers[i]->state != State::Ended;
+        at_barrier += runner.fibers[i]->state == State::AtBlockBarrier;
+    }
+    if (alive > 0 && at_barrier == alive) {
+        for (uint32_t i = 0; i < count; ++i) {
+            if (runner.fibers[i]->state == State::AtBlockBarrier) {
+                runner.fibers[i]->state = State::Ready;
+            }
+        }
+        return true;
+    }
+    bool released = false;
+    for (uint32_t first = 0; first < count; first += 32) {
+        for (uint32_t i = first; i < first + 32 && i < count; ++i) {
+            if (runner.fibers[i]->state != State::AtWarpBarrier) {
+                continue;
+            }
+            const uint32_t lanes = runner.fibers[i]->lanes;
+            bool all = true;
+            for (uint32_t j = first; j < first + 32 && j < count; ++j) {
+                const bool named = (lanes >> (j - first) & 1) != 0;
+                const Fiber& other = *runner.fibers[j];
+                // A lane that has ended takes no part any more.
+                const bool there = other.state == State::AtWarpBarrier && other.lanes == lanes;
+                all = all && (!named || there || other.state == State::Ended);
+            }
+            if (!all) {
+                continue;
+            }
+            for (uint32_t j = first; j < first + 32 && j < count; ++j) {
+                if (runner.fibers[j]->state == State::AtWarpBarrier && runner.fibers[j]->lanes == lanes) {
+                    runner.fibers[j]->state = State::Ready;
+                }
+            }
+            released = true;
+        }
+    }
+    return released;
+}
+
+void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
+    const Dim3 size = launch.block;
+    const uint32_t count = size.x * size.y * size.z;
+    // What no thread has written is nothing that a kernel may rely on.
+    std::memset(runner.shared.data(), 0xff, runner.shared.size());
+    for (uint32_t i = 0; i < count; ++i) {
+        Fiber& fiber = *runner.fibers[i];
+        fiber.state = State::Ready;
+        fiber.index = i;
+        fiber.parity = 0;
+        fiber.where.thread = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
+        fiber.where.block = block;
+        fiber.where.block_size = size;
+        fiber.where.grid_size = launch.grid;
+    }
+    std::vector<uint32_t> order(count);
+    for (uint32_t i = 0; i < count; ++i) {
+        order[i] = launch.order == 1 ? count - 1 - i : i;
+    }
+    for (;;) {
+        if (launch.order > 1) {
+            shuffle(order, seed);
+        }
+        bool ran = false;
+        for (uint32_t i : order) {
+            if (runner.fibers[i]->state == State::Ready) {
+                go_on(*runner.fibers[i]);
+                ran = true;
+            }
+        }
+        if (release(count)) {
+            continue;
+        }
+        if (ran) {
+            continue;
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            if (runner.fibers[i]->state != State::Ended) {
+                // They stand in the middle of a thread for ever.
+                runner.fibers.clear();
+                runner.problem = "thread " + std::to_string(i) + " of a block waits for threads that do not come";
+                return;
+            }
+        }
+        return;
+    }
+}
+
+} // namespace
+
+const Where& here() {
+    return runner.running->where;
+}
+
+unsigned char* dynamic_shared() {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(runner.shared.data());
+    return reinterpret_cast<unsigned char*>((at + 15) & ~uintptr_t{15});
+}
+
+void block_barrier() {
+    wait(State::AtBlockBarrier, 0);
+}
+
+void warp_barrier(uint32_t lanes) {
+    wait(State::AtWarpBarrier, lanes);
+}
+
+const uint64_t* exchange(uint32_t lanes, uint64_t bits) {
+    Fiber& fiber = *runner.running;
+    uint64_t* slots = runner.warps[fiber.index / 32].exchanged[fiber.parity];
+    fiber.parity ^= 1;
+    slots[fiber.index % 32] = bits;
+    warp_barrier(lanes);
+    return slots;
+}
+
+Registered::Registered(const char* name, size_t params_bytes, Thread thread) {
+    kernels()[name] = {params_bytes, thread};
+}
+
+} // namespace skep_host
+
+using namespace skep_host;
+
+// Runs a kernel. Null, or what went wrong: valid until the next call of this thread.
+extern "C" const char* skep_host_launch(const char* name, const Launch* launch, const void* params,
+                                        size_t params_bytes) {
+    const auto kernel = kernels().find(name);
+    if (kernel == kernels().end()) {
+        return "there is no kernel of this name";
+    }
+    if (kernel->second.params_bytes != params_bytes) {
+        return "its parameters have another size on the other side";
+    }
+    const uint64_t count = uint64_t{launch->block.x} * launch->block.y * launch->block.z;
+    if (count == 0 || count > MAX_THREADS || launch->shared_bytes > MAX_SHARED_BYTES) {
+        return "no device runs a block of this size";
+    }
+    while (runner.fibers.size() < count) {
+        runner.fibers.push_back(std::make_unique<Fiber>());
+    }
+    runner.warps.resize((count + 31) / 32);
+    runner.shared.resize(launch->shared_bytes + 16);
+    runner.thread = kernel->second.thread;
+    runner.params = params;
+    runner.problem.clear();
+    uint64_t seed = launch->order;
+    for (uint32_t z = 0; z < launch->grid.z && runner.problem.empty(); ++z) {
+        for (uint32_t y = 0; y < launch->grid.y && runner.problem.empty(); ++y) {
+            for (uint32_t x = 0; x < launch->grid.x && runner.problem.empty(); ++x) {
+                run_block(*launch, {x, y, z}, seed);
+            }
+        }
+    }
+    return runner.problem.empty() ? nullptr : runner.problem.c_str();
+}
+
+// The names of all kernels, each with a line feed.
+extern "C" const char* skep_host_kernels() {
+    static const std::string names = [] {
+        std::string all;
+        for (const auto& known : kernels()) {
+            all += known.first + "\n";
+        }
+        return all;
+    }();
+    return names.c_str();
+}

@@ -1,0 +1,67 @@
+//! The CUDA kernels on the processor, for tests: the same `.cu` files, compiled as C++, with the threads of a block as fibers.
+//!
+//! What a kernel computes is proven here without a device. Not proven is what only a device has: memory that several blocks
+//! share at the same time, and copies that have not arrived yet.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+/// How a kernel is launched; as `skep_host::Launch` in `block.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub order: Order,
+}
+
+/// In which order the threads of a block run, between what makes them wait. A kernel whose result depends on it lacks a
+/// barrier.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order(u32);
+
+impl Order {
+    pub const FORWARD: Order = Order(0);
+    pub const BACKWARD: Order = Order(1);
+
+    /// Another one at every barrier.
+    pub fn shuffled(seed: u32) -> Self {
+        Order(seed.max(2))
+    }
+}
+
+unsafe extern "C" {
+    fn skep_host_launch(
+        name: *const c_char,
+        launch: *const Launch,
+        params: *const c_void,
+        params_bytes: usize,
+    ) -> *const c_char;
+    fn skep_host_kernels() -> *const c_char;
+}
+
+/// Runs a kernel to its end. The error says why it could not be.
+///
+/// # Safety
+/// `params` is the kernel's own struct, and its pointers are valid for what the kernel reads and writes.
+pub unsafe fn launch<P: Copy>(name: &str, launch: &Launch, params: &P) -> Result<(), String> {
+    let name = CString::new(name).map_err(|error| error.to_string())?;
+    let params = std::ptr::from_ref(params).cast();
+    // SAFETY: the name ends with a zero, the launch is a plain struct of the same layout, and the caller vouches for the
+    // parameters; their size is compared on the other side.
+    let problem = unsafe { skep_host_launch(name.as_ptr(), launch, params, size_of::<P>()) };
+    if problem.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a string that is valid until this thread launches again.
+    let problem = unsafe { CStr::from_ptr(problem) };
+    Err(format!("{}: {}", name.to_string_lossy(), problem.to_string_lossy()))
+}
+
+/// The names of all kernels.
+pub fn kernels() -> Vec<String> {
+    // SAFETY: a string that lives as long as the process.
+    let names = unsafe { CStr::from_ptr(skep_host_kernels()) };
+    names.to_string_lossy().lines().map(str::to_owned).collect()
+}

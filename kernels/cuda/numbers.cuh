@@ -1,0 +1,113 @@
+// The 16-bit and 8-bit floats of weights and activations. Arithmetic is done in float32; these are only how values lie in
+// memory.
+#pragma once
+
+// The upper half of a float32.
+struct bf16 {
+    uint16_t bits;
+};
+
+// IEEE 754 binary16.
+struct f16 {
+    uint16_t bits;
+};
+
+// FP8 with four bits of exponent; no infinity, NaN is 0x7f.
+struct e4m3 {
+    uint8_t bits;
+};
+
+SKEP_DEVICE uint32_t float_bits(float value) {
+#if defined(__CUDACC_RTC__)
+    return __float_as_uint(value);
+#else
+    return __builtin_bit_cast(uint32_t, value);
+#endif
+}
+
+SKEP_DEVICE float bits_float(uint32_t bits) {
+#if defined(__CUDACC_RTC__)
+    return __uint_as_float(bits);
+#else
+    return __builtin_bit_cast(float, bits);
+#endif
+}
+
+SKEP_DEVICE float to_float(float value) {
+    return value;
+}
+
+SKEP_DEVICE float to_float(bf16 value) {
+    return bits_float(static_cast<uint32_t>(value.bits) << 16);
+}
+
+SKEP_DEVICE float to_float(f16 value) {
+#if defined(__CUDACC_RTC__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+#else
+    return static_cast<float>(__builtin_bit_cast(_Float16, value.bits));
+#endif
+}
+
+SKEP_DEVICE float to_float(e4m3 value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
+    const uint32_t exponent = (value.bits >> 3) & 0xf;
+    const uint32_t mantissa = value.bits & 0x7;
+    if (exponent == 0) {
+        const float magnitude = static_cast<float>(mantissa) * 0.001953125f; // 2^-9
+        return sign ? -magnitude : magnitude;
+    }
+    if (exponent == 15 && mantissa == 7) {
+        return bits_float(0x7fc00000u);
+    }
+    return bits_float(sign | ((exponent + 120) << 23) | (mantissa << 20));
+}
+
+// To the nearest, ties to even.
+template <typename T>
+SKEP_DEVICE T from_float(float value);
+
+template <>
+SKEP_DEVICE float from_float<float>(float value) {
+    return value;
+}
+
+template <>
+SKEP_DEVICE bf16 from_float<bf16>(float value) {
+    const uint32_t bits = float_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return bf16{static_cast<uint16_t>((bits >> 16) | 0x40)};
+    }
+    return bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <>
+SKEP_DEVICE f16 from_float<f16>(float value) {
+#if defined(__CUDACC_RTC__)
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return f16{bits};
+#else
+    return f16{__builtin_bit_cast(uint16_t, static_cast<_Float16>(value))};
+#endif
+}
+
+// Eight 16-bit values, or four floats: what a thread moves at once.
+struct alignas(16) Vec16 {
+    uint32_t words[4];
+};
+
+// The two 16-bit values of a word, the lower one first.
+template <typename T>
+SKEP_DEVICE void unpack(uint32_t word, float& low, float& high) {
+    low = to_float(T{static_cast<uint16_t>(word & 0xffff)});
+    high = to_float(T{static_cast<uint16_t>(word >> 16)});
+}
+
+template <typename T>
+SKEP_DEVICE uint32_t pack(float low, float high) {
+    return static_cast<uint32_t>(from_float<T>(low).bits) |
+           static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+}

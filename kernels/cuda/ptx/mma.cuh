@@ -1,0 +1,142 @@
+// Tensor-core products of a warp, and the loads that feed them. The only place with inline PTX; for the processor the
+// same functions exchange what the lanes hold.
+#pragma once
+
+#include "../device.cuh"
+
+// d += a · b for a 16×16 and an 16×8 tile. A lane holds, with row = lane / 4 and pair = 2 · (lane % 4):
+//   a: (row, pair), (row + 8, pair), (row, pair + 8), (row + 8, pair + 8), two columns a word
+//   b: (pair, row), (pair + 8, row), two rows a word: its column is lane / 4
+//   d: (row, pair), (row, pair + 1), (row + 8, pair), (row + 8, pair + 1)
+template <typename T>
+SKEP_DEVICE void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+#if defined(__CUDACC_RTC__)
+
+template <>
+SKEP_DEVICE void mma_16x8x16<bf16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+SKEP_DEVICE void mma_16x8x16<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+SKEP_DEVICE uint32_t shared_address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Four 8×8 tiles of 16-bit values from shared memory. Lane 8 · t + r names row r of tile t (16 bytes, aligned); word t of
+// every lane is what it holds of tile t: row lane / 4, columns 2 · (lane % 4) and the next.
+SKEP_DEVICE void load_tiles(uint32_t (&words)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(shared_address(row)));
+}
+
+// As `load_tiles`, each tile transposed.
+SKEP_DEVICE void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(shared_address(row)));
+}
+
+// Begins to copy 16 bytes to shared memory; if not `there`, they become zeros and `from` is not read.
+SKEP_DEVICE void copy_async(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(there ? 16 : 0));
+}
+
+// What was begun since the last one is a group.
+SKEP_DEVICE void copy_commit() {
+    asm volatile("cp.async.commit_group;");
+}
+
+// Waits until all groups but the last `PENDING` have arrived, for this thread's part.
+template <int PENDING>
+SKEP_DEVICE void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
+}
+
+#else
+
+namespace skep_host {
+
+template <typename T>
+float half_of(uint64_t word, bool upper) {
+    return to_float(T{static_cast<uint16_t>(upper ? word >> 16 : word)});
+}
+
+} // namespace skep_host
+
+template <typename T>
+inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    // Row by row of a and column by column of b, out of all lanes.
+    const uint64_t low = a[0] | static_cast<uint64_t>(a[1]) << 32;
+    const uint64_t high = a[2] | static_cast<uint64_t>(a[3]) << 32;
+    const uint64_t both = b[0] | static_cast<uint64_t>(b[1]) << 32;
+    uint64_t lows[32], highs[32], boths[32];
+    std::memcpy(lows, skep_host::exchange(ALL_LANES, low), sizeof(lows));
+    std::memcpy(highs, skep_host::exchange(ALL_LANES, high), sizeof(highs));
+    std::memcpy(boths, skep_host::exchange(ALL_LANES, both), sizeof(boths));
+    const uint32_t lane = skep_host::lane();
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t row = lane / 4;
+        const uint32_t column = 2 * (lane % 4) + i % 2;
+        float sum = d[i];
+        for (uint32_t k = 0; k < 16; ++k) {
+            // Who holds (row, k) of a and (k, column) of b.
+            const uint64_t pair = (k < 8 ? lows : highs)[4 * row + k % 8 / 2] >> (i < 2 ? 0 : 32);
+            const uint64_t other = boths[4 * column + k % 8 / 2] >> (k < 8 ? 0 : 32);
+            sum += skep_host::half_of<T>(pair, k % 2 == 1) * skep_host::half_of<T>(other, k % 2 == 1);
+        }
+        d[i] = sum;
+    }
+}
+
+inline void load_tiles(uint32_t (&words)[4], const void* row) {
+    uint64_t rows[32];
+    std::memcpy(rows, skep_host::exchange(ALL_LANES, reinterpret_cast<uint64_t>(row)), sizeof(rows));
+    const uint32_t lane = skep_host::lane();
+    for (uint32_t tile = 0; tile < 4; ++tile) {
+        const char* from = reinterpret_cast<const char*>(rows[8 * tile + lane / 4]);
+        std::memcpy(&words[tile], from + 4 * (lane % 4), 4);
+    }
+}
+
+inline void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
+    uint64_t rows[32];
+    std::memcpy(rows, skep_host::exchange(ALL_LANES, reinterpret_cast<uint64_t>(row)), sizeof(rows));
+    const uint32_t lane = skep_host::lane();
+    for (uint32_t tile = 0; tile < 4; ++tile) {
+        uint16_t values[2];
+        for (uint32_t i = 0; i < 2; ++i) {
+            const char* from = reinterpret_cast<const char*>(rows[8 * tile + 2 * (lane % 4) + i]);
+            std::memcpy(&values[i], from + 2 * (lane / 4), 2);
+        }
+        words[tile] = values[0] | static_cast<uint32_t>(values[1]) << 16;
+    }
+}
+
+// At once: a kernel that reads what it has not waited for is not found out by this.
+inline void copy_async(void* to, const void* from, bool there) {
+    if (there) {
+        std::memcpy(to, from, 16);
+    } else {
+        std::memset(to, 0, 16);
+    }
+}
+
+inline void copy_commit() {}
+
+template <int PENDING>
+inline void copy_wait() {}
+
+#endif

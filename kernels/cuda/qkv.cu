@@ -1,0 +1,103 @@
+// What happens to the product of the QKV projection before attention: bias, the norm of each head, rotation, and the write
+// of keys and values into their pages.
+//
+// One warp a head of a row. Reads each value once and writes it once: queries back in place, keys and values to where their
+// position has its page.
+#include "device.cuh"
+
+enum Pairing : uint32_t { HALVES = 0, INTERLEAVED = 1 };
+
+struct QkvParams {
+    void* qkv;                  // [rows, (heads + 2 · kv_heads) · head_size]
+    const void* bias;           // as a row of it; null: none
+    const void* q_norm;         // [head_size]; null: none
+    const void* k_norm;         // [head_size]; null: none
+    const uint32_t* positions;  // [rows]
+    const uint64_t* slots;      // [rows]: page · page_size + place in the page
+    const float* frequencies;   // [head_size / 2]: radians a position
+    void* keys;                 // [pages · page_size, kv_heads, head_size]
+    void* values;               // as keys
+    uint32_t rows;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_size;         // even, at most 256
+    uint32_t pairing;
+    float epsilon;
+};
+
+// Pairs of values that a lane holds.
+constexpr int MAX_PAIRS = 4;
+
+template <typename T>
+SKEP_DEVICE void qkv(const QkvParams& p) {
+    const uint32_t heads = p.heads + 2 * p.kv_heads;
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint64_t index = static_cast<uint64_t>(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (index >= static_cast<uint64_t>(p.rows) * heads) {
+        return;
+    }
+    const uint64_t row = index / heads;
+    const uint32_t head = static_cast<uint32_t>(index % heads);
+    const bool is_query = head < p.heads;
+    const bool is_key = !is_query && head < p.heads + p.kv_heads;
+    const uint32_t half = p.head_size / 2;
+    T* in = static_cast<T*>(p.qkv) + index * p.head_size;
+    const T* bias = p.bias == nullptr ? nullptr : static_cast<const T*>(p.bias) + head * p.head_size;
+
+    float a[MAX_PAIRS], b[MAX_PAIRS];
+    float squares = 0.0f;
+    for (int turn = 0; turn < MAX_PAIRS; ++turn) {
+        const uint32_t pair = lane + turn * WARP;
+        a[turn] = b[turn] = 0.0f;
+        if (pair >= half) {
+            continue;
+        }
+        const uint32_t first = p.pairing == HALVES ? pair : 2 * pair;
+        const uint32_t second = p.pairing == HALVES ? pair + half : 2 * pair + 1;
+        a[turn] = to_float(in[first]) + (bias == nullptr ? 0.0f : to_float(bias[first]));
+        b[turn] = to_float(in[second]) + (bias == nullptr ? 0.0f : to_float(bias[second]));
+        squares += a[turn] * a[turn] + b[turn] * b[turn];
+    }
+    const T* norm = static_cast<const T*>(is_query ? p.q_norm : is_key ? p.k_norm : nullptr);
+    const float mean = warp_sum(squares) / static_cast<float>(p.head_size);
+    const float scale = norm == nullptr ? 1.0f : rsqrtf(mean + p.epsilon);
+
+    T* out = in;
+    if (!is_query) {
+        const uint32_t kv_head = head - p.heads - (is_key ? 0 : p.kv_heads);
+        T* pages = static_cast<T*>(is_key ? p.keys : p.values);
+        out = pages + (p.slots[row] * p.kv_heads + kv_head) * p.head_size;
+    }
+    for (int turn = 0; turn < MAX_PAIRS; ++turn) {
+        const uint32_t pair = lane + turn * WARP;
+        if (pair >= half) {
+            continue;
+        }
+        const uint32_t first = p.pairing == HALVES ? pair : 2 * pair;
+        const uint32_t second = p.pairing == HALVES ? pair + half : 2 * pair + 1;
+        float x = a[turn] * scale;
+        float y = b[turn] * scale;
+        if (norm != nullptr) {
+            x *= to_float(norm[first]);
+            y *= to_float(norm[second]);
+        }
+        if (is_query || is_key) {
+            const float angle = static_cast<float>(p.positions[row]) * p.frequencies[pair];
+            float sine, cosine;
+            sincosf(angle, &sine, &cosine);
+            const float rotated = x * cosine - y * sine;
+            y = x * sine + y * cosine;
+            x = rotated;
+        }
+        out[first] = from_float<T>(x);
+        out[second] = from_float<T>(y);
+    }
+}
+
+SKEP_KERNEL(qkv_bf16, QkvParams) {
+    qkv<bf16>(p);
+}
+
+SKEP_KERNEL(qkv_f16, QkvParams) {
+    qkv<f16>(p);
+}

@@ -1,0 +1,221 @@
+//! Attention of one query row a sequence over its paged keys and values, split along the context.
+
+use super::{Activation, Address, Launch, WARP};
+use crate::KernelError;
+
+/// As in the kernel.
+const WARPS: u32 = 4;
+const MAX_GROUP: u32 = 8;
+const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
+/// A piece is at least so long: shorter ones cost more to join than they save.
+const MIN_PIECE: u32 = 128;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDecodeParams {
+    /// `[rows, q_stride]`: of each row the queries first
+    pub q: Address,
+    /// `[pages, page_size, kv_heads, head_size]`
+    pub keys: Address,
+    pub values: Address,
+    /// u32 `[rows, table_stride]`
+    pub page_tables: Address,
+    /// [`Piece`]s
+    pub pieces: Address,
+    /// f32 `[places, heads, head_size + 2]`
+    pub states: Address,
+    pub q_stride: u32,
+    pub table_stride: u32,
+    pub page_size: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub scale: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionMergeParams {
+    pub states: Address,
+    /// u32 `[rows + 1]`
+    pub first_place: Address,
+    /// `[rows, heads, head_size]`
+    pub out: Address,
+    pub heads: u32,
+    pub head_size: u32,
+}
+
+/// A piece of one row's context.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub row: u32,
+    pub first: u32,
+    /// Exclusive.
+    pub last: u32,
+    /// Of its state.
+    pub place: u32,
+}
+
+/// How the contexts of a step are divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub pieces: Vec<Piece>,
+    /// Of each row, where its states begin; and the end.
+    pub first_place: Vec<u32>,
+}
+
+impl Plan {
+    /// Divides the parts of the contexts that rows see (`first..last`) so that about `blocks` blocks of `kv_heads` heads each
+    /// have equal work.
+    pub fn new(seen: &[std::ops::Range<u32>], kv_heads: u32, blocks: u32) -> Self {
+        let total: u64 = seen.iter().map(|seen| u64::from(seen.end - seen.start)).sum();
+        let wanted = u64::from((blocks / kv_heads.max(1)).max(1));
+        let length = u32::try_from(total.div_ceil(wanted)).unwrap_or(u32::MAX).max(MIN_PIECE);
+        let mut plan = Plan { pieces: Vec::new(), first_place: vec![0] };
+        for (row, seen) in seen.iter().enumerate() {
+            let count = (seen.end - seen.start).div_ceil(length).max(1);
+            // All pieces of a row are as long as each other.
+            let even = (seen.end - seen.start).div_ceil(count);
+            for index in 0..count {
+                let first = (seen.start + index * even).min(seen.end);
+                let last = (first + even).min(seen.end);
+                let place = plan.pieces.len() as u32;
+                plan.pieces.push(Piece { row: row as u32, first, last, place });
+            }
+            plan.first_place.push(plan.pieces.len() as u32);
+        }
+        plan
+    }
+}
+
+pub fn launch(
+    params: &AttentionDecodeParams,
+    pieces: u32,
+    head_size: u32,
+    activation: Activation,
+) -> Result<Launch, KernelError> {
+    const OP: &str = "attention_decode";
+    let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
+    super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    let (heads, kv_heads) = (params.heads, params.kv_heads);
+    super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+        format!("a multiple of the {kv_heads} key-value heads")
+    })?;
+    super::at_most(OP, "heads of a key-value head", heads / kv_heads, MAX_GROUP)?;
+    let name = format!("attention_decode_{head_size}_{}", activation.suffix());
+    let shared_bytes = WARPS * (head_size + 2) * 4;
+    Ok(Launch { shared_bytes, ..Launch::new(name, [pieces, kv_heads, 1], WARPS * WARP) })
+}
+
+pub fn merge(params: &AttentionMergeParams, rows: u32, activation: Activation) -> Launch {
+    let name = format!("attention_merge_{}", activation.suffix());
+    Launch::new(name, [rows, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cuda::host::{self, Context},
+        random::Random,
+    };
+
+    fn check(activation: Activation, heads: usize, kv_heads: usize, head_size: usize, blocks: u32) {
+        let mut random = Random::fresh();
+        let contexts = [1, 700, 37, 128, 257];
+        let rows = contexts.len();
+        let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
+        let q_stride = (heads + 2 * kv_heads) * head_size;
+        let q = activation.random(&mut random, rows * q_stride);
+        let mut out = activation.zeros(rows * heads * head_size);
+        // One row sees only a window.
+        let mut seen: Vec<_> = contexts.iter().map(|context| 0..*context).collect();
+        seen[1].start = 600;
+        let plan = Plan::new(&seen, kv_heads as u32, blocks);
+        let states = vec![f32::NAN; plan.pieces.len() * heads * (head_size + 2)];
+        let scale = 1.0 / (head_size as f32).sqrt();
+        let params = AttentionDecodeParams {
+            q: q.address(),
+            keys: paged.keys.address(),
+            values: paged.values.address(),
+            page_tables: host::address(&paged.page_tables),
+            pieces: host::address(&plan.pieces),
+            states: host::address(&states),
+            q_stride: q_stride as u32,
+            table_stride: paged.table_stride as u32,
+            page_size: paged.page_size as u32,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            scale,
+        };
+        let decode = launch(&params, plan.pieces.len() as u32, head_size as u32, activation);
+        host::run(&decode.expect("good shapes"), &params, &mut []);
+        let params = AttentionMergeParams {
+            states: host::address(&states),
+            first_place: host::address(&plan.first_place),
+            out: out.address(),
+            heads: heads as u32,
+            head_size: head_size as u32,
+        };
+        host::run(&merge(&params, rows as u32, activation), &params, &mut [out.values_mut()]);
+        let mut expected = Vec::new();
+        for (row, seen) in seen.iter().enumerate() {
+            for head in 0..heads {
+                let query = &q.values()[row * q_stride + head * head_size..][..head_size];
+                let seen = seen.start as usize..seen.end as usize;
+                expected.extend(paged.attend(query, row, head / (heads / kv_heads), seen, scale.into()));
+            }
+        }
+        activation.assert_close(out.values(), &expected, 1e-4);
+    }
+
+    #[test]
+    fn rows_see_their_context_whatever_it_is_divided_into() {
+        for activation in Activation::ALL {
+            for (heads, kv_heads, head_size) in [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (3, 1, 256)]
+            {
+                for blocks in [1, 16] {
+                    check(activation, heads, kv_heads, head_size, blocks);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_covers_each_context_once_in_pieces_of_about_equal_work() {
+        let seen = [0..1, 100..100, 0..4096, 50..700];
+        let plan = Plan::new(&seen, 2, 64);
+        assert_eq!(plan.first_place.len(), seen.len() + 1);
+        for (row, seen) in seen.iter().enumerate() {
+            let places = plan.first_place[row] as usize..plan.first_place[row + 1] as usize;
+            let pieces = &plan.pieces[places.clone()];
+            assert_eq!((pieces[0].first, pieces[pieces.len() - 1].last), (seen.start, seen.end));
+            assert!(pieces.windows(2).all(|pair| pair[0].last == pair[1].first));
+            assert!(pieces.iter().zip(places).all(|(piece, place)| piece.place as usize == place));
+        }
+        let longest = plan.pieces.iter().map(|piece| piece.last - piece.first).max();
+        assert_eq!(longest, Some(147), "4747 positions in 32 pieces are 149 each");
+    }
+
+    #[test]
+    fn heads_that_no_kernel_is_for_are_refused() {
+        let none = Address::NONE;
+        let params = AttentionDecodeParams {
+            q: none,
+            keys: none,
+            values: none,
+            page_tables: none,
+            pieces: none,
+            states: none,
+            q_stride: 0,
+            table_stride: 0,
+            page_size: 16,
+            heads: 9,
+            kv_heads: 1,
+            scale: 1.0,
+        };
+        let refused = |head_size| launch(&params, 1, head_size, Activation::F16).expect_err("9").to_string();
+        assert!(refused(64).contains("at most 8"), "{}", refused(64));
+        assert!(refused(72).contains("16, 32, 64"), "{}", refused(72));
+    }
+}

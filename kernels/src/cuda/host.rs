@@ -1,0 +1,176 @@
+//! Runs kernels on the processor, and holds what tests compare.
+
+use super::{Activation, Address, Launch};
+use crate::random::Random;
+use half::{bf16, f16};
+use skep_cuda_host::Order;
+
+/// Runs a kernel in several orders of its threads. `written` is all that it writes; it begins as it is each time, and has to
+/// end the same.
+pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16]]) {
+    let Launch { kernel, grid, block, shared_bytes } = launch;
+    let copy = |values: &[&mut [u16]]| values.iter().map(|values| values.to_vec()).collect::<Vec<_>>();
+    let before = copy(written);
+    let mut first = None;
+    for order in [Order::FORWARD, Order::BACKWARD, Order::shuffled(7)] {
+        for (values, before) in written.iter_mut().zip(&before) {
+            values.copy_from_slice(before);
+        }
+        let launch =
+            skep_cuda_host::Launch { grid: *grid, block: *block, shared_bytes: *shared_bytes, order };
+        // SAFETY: the tests that make the parameters keep their buffers as long as the kernel runs, with the sizes that the
+        // shapes say.
+        unsafe { skep_cuda_host::launch(kernel, &launch, params) }.expect(kernel);
+        let after = copy(written);
+        let first = first.get_or_insert_with(|| after.clone());
+        assert!(*first == after, "{kernel} depends on the order of its threads");
+    }
+}
+
+pub(super) fn address<T>(values: &[T]) -> Address {
+    Address(values.as_ptr() as u64)
+}
+
+impl Activation {
+    pub(super) const ALL: [Activation; 2] = [Activation::Bf16, Activation::F16];
+
+    pub(super) fn encode(self, value: f32) -> u16 {
+        match self {
+            Activation::Bf16 => bf16::from_f32(value).to_bits(),
+            Activation::F16 => f16::from_f32(value).to_bits(),
+        }
+    }
+
+    pub(super) fn decode(self, bits: u16) -> f64 {
+        match self {
+            Activation::Bf16 => bf16::from_bits(bits).to_f64(),
+            Activation::F16 => f16::from_bits(bits).to_f64(),
+        }
+    }
+
+    /// Values between -1 and 1, aligned as the device aligns its buffers.
+    pub(super) fn random(self, random: &mut Random, count: usize) -> Buffer {
+        Buffer::new((0..count).map(|_| self.encode(random.signed())).collect())
+    }
+
+    pub(super) fn zeros(self, count: usize) -> Buffer {
+        Buffer::new(vec![0; count])
+    }
+
+    /// Half a step of the format at 1: what rounding costs.
+    pub(super) fn rounding(self) -> f64 {
+        match self {
+            Activation::Bf16 => 1.0 / 256.0,
+            Activation::F16 => 1.0 / 2048.0,
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn assert_close(self, found: &[u16], expected: &[f64], tolerance: f64) {
+        assert_eq!(found.len(), expected.len());
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let found = self.decode(*found);
+            let bound = tolerance + expected.abs() * self.rounding();
+            assert!((found - expected).abs() <= bound, "{self:?} at {index}: {found} for {expected}");
+        }
+    }
+}
+
+/// 16-bit values at a multiple of 16 bytes.
+pub(super) struct Buffer {
+    lines: Vec<[u64; 2]>,
+    count: usize,
+}
+
+impl Buffer {
+    pub(super) fn new(values: Vec<u16>) -> Self {
+        let mut buffer = Buffer { lines: vec![[0; 2]; values.len().div_ceil(8)], count: values.len() };
+        buffer.values_mut().copy_from_slice(&values);
+        buffer
+    }
+
+    pub(super) fn values(&self) -> &[u16] {
+        // SAFETY: the lines hold at least so many values, and all bits are values.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.count) }
+    }
+
+    pub(super) fn values_mut(&mut self) -> &mut [u16] {
+        // SAFETY: as above, and nobody else has them.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.count) }
+    }
+
+    pub(super) fn address(&self) -> Address {
+        address(self.values())
+    }
+}
+
+/// Keys and values of some sequences, in pages that lie in no order.
+pub(super) struct Context {
+    activation: Activation,
+    pub(super) keys: Buffer,
+    pub(super) values: Buffer,
+    /// `[sequences, table_stride]`
+    pub(super) page_tables: Vec<u32>,
+    pub(super) table_stride: usize,
+    pub(super) page_size: usize,
+    kv_heads: usize,
+    head_size: usize,
+}
+
+impl Context {
+    pub(super) fn random(
+        activation: Activation,
+        random: &mut Random,
+        contexts: &[u32],
+        kv_heads: usize,
+        head_size: usize,
+    ) -> Self {
+        let page_size = 16;
+        let pages_of = |context: &u32| (*context as usize).div_ceil(page_size);
+        let table_stride = contexts.iter().map(pages_of).max().unwrap_or(0);
+        let pages: usize = contexts.iter().map(pages_of).sum();
+        let mut page_tables = vec![u32::MAX; contexts.len() * table_stride];
+        let mut free: Vec<u32> = (0..pages as u32).collect();
+        for (table, context) in page_tables.chunks_mut(table_stride).zip(contexts) {
+            for page in &mut table[..pages_of(context)] {
+                *page = free.swap_remove(random.next_u64() as usize % free.len());
+            }
+        }
+        let count = pages * page_size * kv_heads * head_size;
+        let keys = activation.random(random, count);
+        let values = activation.random(random, count);
+        Context { activation, keys, values, page_tables, table_stride, page_size, kv_heads, head_size }
+    }
+
+    /// What a query sees in these positions of a sequence.
+    pub(super) fn attend(
+        &self,
+        query: &[u16],
+        sequence: usize,
+        kv_head: usize,
+        seen: std::ops::Range<usize>,
+        scale: f64,
+    ) -> Vec<f64> {
+        let decode = |bits: &u16| self.activation.decode(*bits);
+        let at = |position: usize| {
+            let page = self.page_tables[sequence * self.table_stride + position / self.page_size] as usize;
+            ((page * self.page_size + position % self.page_size) * self.kv_heads + kv_head) * self.head_size
+        };
+        let key = |position| &self.keys.values()[at(position)..][..self.head_size];
+        let value = |position| &self.values.values()[at(position)..][..self.head_size];
+        let score = |position| {
+            query.iter().zip(key(position)).map(|(q, k)| decode(q) * decode(k)).sum::<f64>() * scale
+        };
+        let scores: Vec<f64> = seen.clone().map(score).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; self.head_size];
+        for (position, weight) in seen.zip(weights) {
+            for (out, value) in out.iter_mut().zip(value(position)) {
+                *out += weight / total * decode(value);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,95 @@
+//! The CUDA kernels, seen from the host: what each takes, and how it is launched for given shapes.
+//!
+//! One file an operation, of the same name as its `.cu`: the struct that the kernel takes, and a function that checks shapes
+//! and gives the launch. Tests run the kernels on the processor, in several orders of their threads, against a plain
+//! reference in higher precision.
+
+pub mod attention_decode;
+pub mod attention_prefill;
+pub mod embedding;
+pub mod gemv;
+pub mod qkv;
+pub mod rms_norm;
+pub mod swiglu;
+
+#[cfg(test)]
+mod host;
+
+use crate::KernelError;
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+/// An address on the device; 0 is none.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub u64);
+
+impl Address {
+    pub const NONE: Address = Address(0);
+}
+
+/// The format of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Bf16,
+    F16,
+}
+
+impl Activation {
+    /// The end of a kernel's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Activation::Bf16 => "bf16",
+            Activation::F16 => "f16",
+        }
+    }
+}
+
+/// A kernel and the threads that run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+}
+
+impl Launch {
+    fn new(kernel: String, grid: [u32; 3], threads: u32) -> Self {
+        Launch { kernel, grid, block: [threads, 1, 1], shared_bytes: 0 }
+    }
+}
+
+fn multiple_of_8(op: &'static str, what: &'static str, found: u32) -> Result<(), KernelError> {
+    let takes = || "a multiple of 8".to_owned();
+    supported(found > 0 && found.is_multiple_of(8), op, what, found, takes)
+}
+
+fn at_most(op: &'static str, what: &'static str, found: u32, limit: u32) -> Result<(), KernelError> {
+    supported(found <= limit, op, what, found, || format!("at most {limit}"))
+}
+
+fn supported(
+    holds: bool,
+    op: &'static str,
+    what: &'static str,
+    found: u32,
+    takes: impl FnOnce() -> String,
+) -> Result<(), KernelError> {
+    if holds {
+        return Ok(());
+    }
+    Err(KernelError::Unsupported { op, what, found: found.into(), takes: takes() })
+}
+
+/// The first dimension of a grid.
+fn blocks(op: &'static str, count: u64) -> Result<u32, KernelError> {
+    let most = i32::MAX.unsigned_abs();
+    u32::try_from(count).ok().filter(|count| *count <= most).ok_or(KernelError::Unsupported {
+        op,
+        what: "the number of blocks",
+        found: count,
+        takes: format!("at most {most}"),
+    })
+}
