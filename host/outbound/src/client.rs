@@ -1,7 +1,7 @@
 //! Sends one bounded request, wherever redirects may lead it.
 
 use crate::{
-    AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, SystemResolver,
+    AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, Secrets, SystemResolver,
     bounded_body::{self, innermost},
     connections::Connections,
     redirect,
@@ -99,19 +99,25 @@ impl Client {
         bounds: &Bounds,
     ) -> Result<Response, OutboundError> {
         let _permit = self.inner.running.acquire().await.expect("the semaphore is never closed");
+        let secrets = policy.secrets();
         let mut redirects = 0;
         loop {
-            let response = self.send_once(&request).await?;
+            let mut response = self.send_once(&secrets.fill(&request, bounds.request_bytes)?).await?;
+            // First of all, so that nothing that is made of a response, an error included, holds a secret.
+            secrets.redact_headers(response.headers_mut());
             let next = match bounds.redirects {
                 0 => None,
                 _ => redirect::follow(&request, response.status(), response.headers())?,
             };
-            let Some(next) = next else { return read(response, request, bounds.response_bytes).await };
+            let Some(mut next) = next else { return read(response, request, secrets, bounds).await };
             redirects += 1;
             if redirects > bounds.redirects {
                 return Err(OutboundError::TooManyRedirects { limit: bounds.redirects });
             }
             policy.check(next.origin())?;
+            if next.origin() != request.origin() {
+                secrets.leave_behind(&mut next.headers);
+            }
             request = next;
         }
     }
@@ -130,14 +136,16 @@ impl Client {
 async fn read(
     response: reqwest::Response,
     request: Request,
-    limit: usize,
+    secrets: &Secrets,
+    bounds: &Bounds,
 ) -> Result<Response, OutboundError> {
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     if header_bytes > MAX_RESPONSE_HEADER_BYTES {
         return Err(OutboundError::ResponseTooLarge { limit: MAX_RESPONSE_HEADER_BYTES });
     }
-    let body = bounded_body::read(response, &request.origin, limit).await?;
+    let body = bounded_body::read(response, &request.origin, bounds.response_bytes).await?;
+    let body = secrets.redact_body(body, bounds.response_bytes)?;
     Ok(Response { status, url: request.url, headers, body })
 }
 

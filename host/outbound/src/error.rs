@@ -20,6 +20,12 @@ pub enum OutboundError {
     Range { range: String },
     #[error("{origin} is not granted; add \"{origin}\" to {line}")]
     NotGranted { origin: Origin, line: String },
+    #[error("the secret {name:?} is not for {origin}; add \"{origin}\" to {line}")]
+    SecretNotGranted { name: String, origin: Origin, line: String },
+    #[error("the secret {name:?} stands in the path of a URL; send it in a header, the query or the body")]
+    SecretMisplaced { name: String },
+    #[error("the secret {name:?} has no value; the operator sets it with `skep secret set {name}`")]
+    SecretUnset { name: String },
     #[error(
         "{host} is at {address}, which is {kind}; the operator can allow it with allow_private = [\"{address}\"] under \
          [outbound] in skep.toml"
@@ -54,6 +60,9 @@ impl OutboundError {
             Self::Pattern { .. } => "invalid_origin",
             Self::Range { .. } => "invalid_range",
             Self::NotGranted { .. } => "not_granted",
+            Self::SecretNotGranted { .. } => "secret_not_granted",
+            Self::SecretMisplaced { .. } => "secret_misplaced",
+            Self::SecretUnset { .. } => "secret_unset",
             Self::AddressDenied { .. } => "address_denied",
             Self::Resolve { .. } => "unresolved",
             Self::Connect { .. } => "unreachable",

@@ -3,7 +3,7 @@
 //! The way of a request: [`Request`] checks what was asked for → a [`Policy`] says whether its origin is granted →
 //! [`Client`] resolves the name, looks at every address that it has, connects to one of those and no other, and reads
 //! the answer within [`Bounds`] → a redirect goes the same way again. Nothing is granted that nobody wrote down, and a
-//! refusal names the line that would allow it.
+//! refusal names the line that would allow it. A [`Secret`] is put in on the way out, and taken out of what comes back.
 //!
 //! This crate knows nothing of agents, turns and journals, and reads no files and no environment. [`Client`] has its own
 //! `rustls` configuration with ring, so that no process-wide provider has to be installed for it.
@@ -19,6 +19,7 @@ mod policy;
 mod redirect;
 mod request;
 mod resolve;
+mod secret;
 #[cfg(test)]
 mod tests;
 pub mod tls;
@@ -32,4 +33,5 @@ pub use policy::Policy;
 pub use request::{Request, Response};
 pub use reqwest::{Method, Url, header};
 pub use resolve::{Resolve, SystemResolver};
+pub use secret::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret, Secrets};
 pub use tool_server::{ServedTool, ToolHints, ToolServer, ToolServerError};

@@ -1,30 +1,40 @@
 //! Who has to agree to a request, and which line of whose file would make them.
 
-use crate::{Origin, Origins, OutboundError};
-use std::sync::Arc;
+use crate::{Origin, Origins, OutboundError, Secrets};
+use std::{borrow::Cow, sync::Arc};
 
 /// Lists of origins that all have to allow a request. `Default` allows nothing, because nobody does.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Policy {
     rules: Vec<Rule>,
+    secrets: Arc<Secrets>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Rule {
     origins: Arc<Origins>,
-    line: &'static str,
+    line: Cow<'static, str>,
 }
 
 impl Policy {
     /// A further list. `line` says where it is written, such as "hosts under \[grants\] in agent.toml".
-    pub fn and(mut self, origins: impl Into<Arc<Origins>>, line: &'static str) -> Self {
-        self.rules.push(Rule { origins: origins.into(), line });
+    pub fn and(mut self, origins: impl Into<Arc<Origins>>, line: impl Into<Cow<'static, str>>) -> Self {
+        self.rules.push(Rule { origins: origins.into(), line: line.into() });
         self
+    }
+
+    /// What the request may name.
+    pub fn with_secrets(self, secrets: Secrets) -> Self {
+        Policy { secrets: Arc::new(secrets), ..self }
+    }
+
+    pub(crate) fn secrets(&self) -> &Secrets {
+        &self.secrets
     }
 
     /// Whether everyone agrees; the error names all who do not.
     pub fn check(&self, origin: &Origin) -> Result<(), OutboundError> {
-        let refusing = self.rules.iter().filter(|rule| !rule.origins.allows(origin)).map(|rule| rule.line);
+        let refusing = self.rules.iter().filter(|rule| !rule.origins.allows(origin)).map(|rule| &*rule.line);
         let refusing = refusing.collect::<Vec<_>>();
         let line = match (self.rules.is_empty(), refusing.as_slice()) {
             (false, []) => return Ok(()),

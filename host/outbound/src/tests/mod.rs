@@ -3,6 +3,7 @@
 mod addresses;
 mod bounds;
 mod redirects;
+mod secrets;
 mod server;
 
 use crate::{AddressPolicy, Bounds, Client, Options, Origins, OutboundError, Policy, Request, Response};

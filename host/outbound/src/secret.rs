@@ -1,0 +1,314 @@
+//! Secrets that a request names and never holds.
+//!
+//! Whoever writes a request knows a placeholder. What it stands for is put in on the way out, hop by hop, and only
+//! towards the origins that the secret is for; what comes back has the placeholder again wherever the value was. So a
+//! request and a response can be kept and shown.
+
+use crate::{Origin, OutboundError, Policy, Request};
+use reqwest::{
+    Url,
+    header::{HeaderMap, HeaderValue},
+};
+use std::{borrow::Cow, fmt};
+
+/// A shorter value would be found in answers where it is not meant.
+pub const MIN_SECRET_BYTES: usize = 8;
+pub const MAX_SECRET_BYTES: usize = 4 << 10;
+
+/// What a placeholder stands for, and where it may go.
+#[derive(Clone)]
+pub struct Secret {
+    pub name: String,
+    /// Nothing but letters, digits, `_`, `-` and `.`, so that it is the same in a URL, a header and a body, and nothing that
+    /// anyone could guess.
+    pub placeholder: String,
+    /// `None`: nobody has set it.
+    pub value: Option<String>,
+    pub allowed: Policy,
+}
+
+/// The secrets that a request may name.
+#[derive(Clone, Debug, Default)]
+pub struct Secrets(Vec<Secret>);
+
+/// A value as answers may spell it, and what is written for it.
+struct Spelling<'a> {
+    value: Cow<'a, str>,
+    placeholder: &'a str,
+}
+
+impl Secrets {
+    pub fn new(secrets: Vec<Secret>) -> Self {
+        Secrets(secrets)
+    }
+
+    /// The request with values for placeholders, for this one hop. At most `limit` bytes of body.
+    pub(crate) fn fill(&self, request: &Request, limit: usize) -> Result<Request, OutboundError> {
+        let mut filled = request.clone();
+        for secret in &self.0 {
+            secret.fill(&mut filled, limit)?;
+        }
+        Ok(filled)
+    }
+
+    /// Without the headers that name a secret: a redirect goes to another origin.
+    pub(crate) fn leave_behind(&self, headers: &mut HeaderMap) {
+        let names = |value: &HeaderValue| {
+            self.0.iter().any(|secret| find(value.as_bytes(), &secret.placeholder).is_some())
+        };
+        let held = headers.iter().filter(|(_, value)| names(value)).map(|(name, _)| name.clone());
+        for name in held.collect::<Vec<_>>() {
+            headers.remove(name);
+        }
+    }
+
+    pub(crate) fn redact_headers(&self, headers: &mut HeaderMap) {
+        for value in headers.values_mut() {
+            if let Cow::Owned(redacted) = self.redacted(value.as_bytes()) {
+                *value =
+                    HeaderValue::from_bytes(&redacted).expect("a placeholder has only letters and signs");
+            }
+        }
+    }
+
+    pub(crate) fn redact_body(&self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, OutboundError> {
+        match self.redacted(&body) {
+            Cow::Owned(longer) if longer.len() > limit => Err(OutboundError::ResponseTooLarge { limit }),
+            Cow::Owned(redacted) => Ok(redacted),
+            Cow::Borrowed(_) => Ok(body),
+        }
+    }
+
+    fn redacted<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        let spellings = self.0.iter().flat_map(Secret::spellings);
+        spellings.fold(Cow::Borrowed(bytes), |bytes, Spelling { value, placeholder }| {
+            match find(&bytes, &value) {
+                Some(_) => Cow::Owned(replace(&bytes, &value, placeholder)),
+                None => bytes,
+            }
+        })
+    }
+}
+
+impl Secret {
+    fn fill(&self, request: &mut Request, limit: usize) -> Result<(), OutboundError> {
+        let in_url = request.url.as_str().contains(&self.placeholder);
+        let in_headers =
+            request.headers.values().any(|value| find(value.as_bytes(), &self.placeholder).is_some());
+        let in_body = find(&request.body, &self.placeholder).is_some();
+        if !(in_url || in_headers || in_body) {
+            return Ok(());
+        }
+        self.check(&request.origin)?;
+        let Some(value) = &self.value else {
+            return Err(OutboundError::SecretUnset { name: self.name.clone() });
+        };
+        if in_url {
+            request.url = self.fill_url(&request.url, value)?;
+        }
+        if in_headers {
+            self.fill_headers(&mut request.headers, value)?;
+        }
+        if in_body {
+            let count =
+                request.body.windows(self.placeholder.len()).filter(|at| *at == self.placeholder.as_bytes());
+            // The value may be longer than what stands for it: the size is known before there is memory for it.
+            let bytes =
+                request.body.len() + count.count() * value.len().saturating_sub(self.placeholder.len());
+            if bytes > limit {
+                return Err(OutboundError::RequestTooLarge { bytes, limit });
+            }
+            request.body = replace(&request.body, &self.placeholder, value);
+        }
+        Ok(())
+    }
+
+    fn check(&self, origin: &Origin) -> Result<(), OutboundError> {
+        self.allowed.check(origin).map_err(|error| match error {
+            OutboundError::NotGranted { origin, line } => {
+                OutboundError::SecretNotGranted { name: self.name.clone(), origin, line }
+            }
+            other => other,
+        })
+    }
+
+    /// Only in the query: a path is what servers write into their logs and pages.
+    fn fill_url(&self, url: &Url, value: &str) -> Result<Url, OutboundError> {
+        let query = url.query().unwrap_or_default().replace(&self.placeholder, &percent_encoded(value));
+        let mut filled = url.clone();
+        filled.set_query(Some(&query));
+        match filled.as_str().contains(&self.placeholder) {
+            true => Err(OutboundError::SecretMisplaced { name: self.name.clone() }),
+            false => Ok(filled),
+        }
+    }
+
+    fn fill_headers(&self, headers: &mut HeaderMap, value: &str) -> Result<(), OutboundError> {
+        for (name, header) in headers.iter_mut() {
+            if find(header.as_bytes(), &self.placeholder).is_none() {
+                continue;
+            }
+            let filled = replace(header.as_bytes(), &self.placeholder, value);
+            *header = HeaderValue::from_bytes(&filled).map_err(|_| OutboundError::Header {
+                name: name.to_string(),
+                problem: format!("the secret {:?} has a line break or a control character in it", self.name),
+            })?;
+            header.set_sensitive(true);
+        }
+        Ok(())
+    }
+
+    /// As it is, as a URL has it, and as JSON has it.
+    fn spellings(&self) -> impl Iterator<Item = Spelling<'_>> {
+        self.value.iter().flat_map(|value| {
+            let plain = Cow::Borrowed(value.as_str());
+            let json = serde_json::to_string(value).expect("a string is always JSON");
+            let json = json[1..json.len() - 1].to_owned();
+            let others = [percent_encoded(value), json].into_iter().filter(move |other| other != value);
+            let values = std::iter::once(plain).chain(others.map(Cow::Owned));
+            values.map(|value| Spelling { value, placeholder: &self.placeholder })
+        })
+    }
+}
+
+/// Everything but letters, digits and `-._~`.
+fn percent_encoded(value: &str) -> String {
+    value.bytes().fold(String::with_capacity(value.len()), |mut text, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(byte.into()),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+        text
+    })
+}
+
+fn find(bytes: &[u8], text: &str) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text.as_bytes())
+}
+
+fn replace(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let mut replaced = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some(at) = find(rest, from) {
+        replaced.extend_from_slice(&rest[..at]);
+        replaced.extend_from_slice(to.as_bytes());
+        rest = &rest[at + from.len()..];
+    }
+    replaced.extend_from_slice(rest);
+    replaced
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret")
+            .field("name", &self.name)
+            .field("allowed", &self.allowed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Origins;
+
+    const PLACEHOLDER: &str = "secret.KEY.0123456789abcdef";
+
+    fn secrets(value: &str) -> Secrets {
+        let patterns = vec!["https://api.example.com".parse().expect("an origin")];
+        let origins = Origins::try_from(patterns).expect("one");
+        Secrets::new(vec![Secret {
+            name: "KEY".into(),
+            placeholder: PLACEHOLDER.into(),
+            value: Some(value.into()),
+            allowed: Policy::default().and(origins, "hosts of KEY"),
+        }])
+    }
+
+    fn post(url: &str, header: &str, body: &str) -> Request {
+        let request =
+            Request::new("POST", url).and_then(|request| request.header("x-key", header)).expect("valid");
+        request.body(body.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_placeholder_becomes_the_value_in_headers_query_and_body() {
+        let request = post(
+            &format!("https://api.example.com/v1?key={PLACEHOLDER}"),
+            &format!("Bearer {PLACEHOLDER}"),
+            &format!("a={PLACEHOLDER}&b={PLACEHOLDER}"),
+        );
+        let filled = secrets("s3cret/&value").fill(&request, 1_000).expect("it is for this origin");
+        assert_eq!(filled.url.as_str(), "https://api.example.com/v1?key=s3cret%2F%26value");
+        assert_eq!(filled.headers["x-key"], "Bearer s3cret/&value");
+        assert!(filled.headers["x-key"].is_sensitive());
+        assert_eq!(filled.body, b"a=s3cret/&value&b=s3cret/&value");
+    }
+
+    #[test]
+    fn it_goes_to_no_other_origin_and_into_no_path() {
+        let secrets = secrets("s3cret-value");
+        for (url, header, body) in [
+            ("https://evil.example/", PLACEHOLDER, ""),
+            ("https://evil.example/", "", PLACEHOLDER),
+            (&format!("https://evil.example/?{PLACEHOLDER}"), "", ""),
+            ("http://api.example.com/", PLACEHOLDER, ""),
+        ] {
+            let error = secrets.fill(&post(url, header, body), 1_000).expect_err(url);
+            assert_eq!(error.code(), "secret_not_granted");
+            assert!(
+                error.to_string().contains("KEY") && error.to_string().ends_with("to hosts of KEY"),
+                "{error}"
+            );
+        }
+        for url in [
+            format!("https://api.example.com/{PLACEHOLDER}/x"),
+            format!("https://api.example.com/{PLACEHOLDER}?k={PLACEHOLDER}"),
+        ] {
+            let error = secrets.fill(&post(&url, "", ""), 1_000).expect_err("a path");
+            assert_eq!(error.code(), "secret_misplaced");
+        }
+        let unnamed = post("https://evil.example/", "plain", "plain");
+        assert!(secrets.fill(&unnamed, 1_000).is_ok(), "what names no secret may go where it is granted");
+    }
+
+    #[test]
+    fn a_value_with_a_line_break_is_for_bodies_only() {
+        let secrets = secrets("line one\nline two");
+        let error =
+            secrets.fill(&post("https://api.example.com/", PLACEHOLDER, ""), 1_000).expect_err("a header");
+        assert!(!error.to_string().contains("line one"), "{error}");
+        assert!(secrets.fill(&post("https://api.example.com/", "", PLACEHOLDER), 1_000).is_ok());
+    }
+
+    #[test]
+    fn a_body_that_grows_over_its_limit_is_refused() {
+        let body = PLACEHOLDER.repeat(100);
+        let request = post("https://api.example.com/", "", &body);
+        let error = secrets(&"v".repeat(4_000)).fill(&request, 10_000).expect_err("400 kB of values");
+        assert!(matches!(error, OutboundError::RequestTooLarge { bytes: 400_000, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_value_that_comes_back_is_the_placeholder_again_however_it_is_spelt() {
+        let secrets = secrets("s3cret/\"value");
+        let body = br#"plain s3cret/"value, url s3cret%2F%22value, json "s3cret/\"value""#.to_vec();
+        let redacted = secrets.redact_body(body, 1_000).expect("small");
+        let text = String::from_utf8(redacted).expect("it was text");
+        assert_eq!(text, format!("plain {PLACEHOLDER}, url {PLACEHOLDER}, json \"{PLACEHOLDER}\""));
+        let mut headers = HeaderMap::from_iter([(
+            "x-echo".parse().expect("a name"),
+            HeaderValue::from_static("s3cret/\"value"),
+        )]);
+        secrets.redact_headers(&mut headers);
+        assert_eq!(headers["x-echo"], PLACEHOLDER);
+        let error =
+            secrets.redact_body("s3cret/\"value".repeat(100).into_bytes(), 1_500).expect_err("it grew");
+        assert!(matches!(error, OutboundError::ResponseTooLarge { limit: 1_500 }));
+    }
+
+    #[test]
+    fn no_value_is_ever_printed() {
+        assert!(!format!("{:?}", secrets("s3cret-value")).contains("s3cret-value"));
+    }
+}
