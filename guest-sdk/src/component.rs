@@ -14,6 +14,8 @@ pub mod bindings {
     });
 }
 
+mod http;
+
 use std::rc::Rc;
 use std::sync::Once;
 
@@ -24,9 +26,9 @@ use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, ty
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Agent, AgentError, Alarm, Entry, Event, Finish, GenerateOptions, Generation, HostTool, HostToolError,
-    HttpRequest, InferenceError, Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall,
-    ToolChoice, ToolHints, Usage,
+    Agent, AgentError, Alarm, Entry, Event, FetchRequest, Finish, GenerateOptions, Generation, HostTool,
+    HostToolError, HttpError, HttpRequest, HttpResponse, InferenceError, Message, ModelInfo, Origin, Output,
+    StateError, Timing, ToolCall, ToolChoice, ToolHints, Usage,
 };
 
 pub use self::bindings::export_agent as export;
@@ -177,6 +179,10 @@ impl Host for Bindings {
             let result = result.map_err(host_tool_error_from)?;
             serde_json::from_str(&result).map_err(|error| HostToolError::Json(error.to_string()))
         })
+    }
+
+    fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>> {
+        Box::pin(http::fetch(request))
     }
 
     fn log(&self, level: Level, message: &str) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, HostTools, ModelInfo, State};
+use crate::{Completion, Conversation, HostTools, Http, ModelInfo, State};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
@@ -74,6 +74,11 @@ impl Context {
     /// Waits. A turn that is run again does not wait again.
     pub async fn sleep(&self, duration: Duration) {
         self.host.sleep(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)).await;
+    }
+
+    /// HTTP requests to the hosts that the agent is granted.
+    pub fn http(&self) -> Http<'_> {
+        Http { host: &*self.host }
     }
 
     /// The agent's log, which `skep logs` shows.

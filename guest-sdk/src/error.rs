@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::HttpError;
+
 /// Why an inference call failed, and so what an agent may do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -105,6 +107,8 @@ pub enum AgentError {
     Inference(InferenceError),
     /// The session's state could not be read or written.
     State(StateError),
+    /// An HTTP request failed and the agent passes that on.
+    Http(HttpError),
     /// The model went on calling tools.
     TooManyRounds {
         /// Generations that `run` was allowed; see [`Conversation::max_rounds`](crate::Conversation::max_rounds).
@@ -120,6 +124,7 @@ impl fmt::Display for AgentError {
             Self::InvalidMessage(why) => write!(f, "the message cannot be handled: {why}"),
             Self::Inference(error) => error.fmt(f),
             Self::State(error) => error.fmt(f),
+            Self::Http(error) => error.fmt(f),
             Self::TooManyRounds { limit } => write!(
                 f,
                 "the model still called tools after {limit} rounds; raise max_rounds or tell the model when to stop"
@@ -134,6 +139,7 @@ impl std::error::Error for AgentError {
         match self {
             Self::Inference(error) => Some(error),
             Self::State(error) => Some(error),
+            Self::Http(error) => Some(error),
             _ => None,
         }
     }
@@ -154,6 +160,12 @@ impl From<StateError> for AgentError {
 impl From<crate::HostToolError> for AgentError {
     fn from(error: crate::HostToolError) -> Self {
         Self::Failed(error.to_string())
+    }
+}
+
+impl From<HttpError> for AgentError {
+    fn from(error: HttpError) -> Self {
+        Self::Http(error)
     }
 }
 
@@ -207,6 +219,12 @@ impl From<&str> for ToolError {
 
 impl From<StateError> for ToolError {
     fn from(error: StateError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<HttpError> for ToolError {
+    fn from(error: HttpError) -> Self {
         Self(error.to_string())
     }
 }

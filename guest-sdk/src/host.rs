@@ -9,7 +9,8 @@ use std::rc::Rc;
 use serde_json::Value;
 
 use crate::{
-    Entry, GenerateOptions, Generation, HostTool, HostToolError, InferenceError, ModelInfo, StateError, Usage,
+    Entry, FetchRequest, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse,
+    InferenceError, ModelInfo, StateError, Usage,
 };
 
 /// A boxed future of this thread.
@@ -55,6 +56,7 @@ pub trait Host {
         arguments: &'a Value,
         timeout_ms: Option<u32>,
     ) -> Task<'a, Result<Value, HostToolError>>;
+    fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>>;
     fn log(&self, level: Level, message: &str);
 }
 

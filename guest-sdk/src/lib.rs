@@ -41,8 +41,8 @@
 //! ```
 //!
 //! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros; a crate has one agent and any number of tools.
-//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`HostTools`], [`Log`].
-//! - [`AgentError`], [`InferenceError`], [`StateError`] and [`ToolError`] say what went wrong and who can help.
+//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`], [`Log`].
+//! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`] and [`ToolError`] say what went wrong and who can help.
 //! - [`testing`] runs an agent in a plain `#[test]`.
 //!
 //! Types of arguments, results and structured output derive `JsonSchema` from `schemars` 1; the host enforces the
@@ -61,6 +61,7 @@ mod generation;
 mod options;
 
 mod host_tools;
+mod http;
 mod message;
 mod state;
 mod tool;
@@ -96,6 +97,7 @@ pub use generation::{
 };
 pub use host::Level;
 pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
+pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};
 pub use skep_sdk_macros::{agent, tool};

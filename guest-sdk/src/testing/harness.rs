@@ -9,11 +9,12 @@ use serde_json::Value;
 use super::block_on::block_on_or;
 use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
+use super::web::ScriptedWeb;
 use crate::context::TurnInfo;
 use crate::host::Host;
 use crate::{
-    Agent, AgentError, Alarm, Entry, Event, HostTool, HostToolError, Level, Message, Origin, Reply,
-    ToolError, ToolHints,
+    Agent, AgentError, Alarm, Entry, Event, FetchRequest, HostTool, HostToolError, Level, Message, Origin,
+    Reply, ToolError, ToolHints,
 };
 
 /// The session's id unless [`Harness::session`] names one.
@@ -88,6 +89,17 @@ impl Harness {
         };
         self.world.borrow_mut().host_tools.push((tool, Rc::new(call)));
         self
+    }
+
+    /// Gives the web its answers; those that are left from before are dropped.
+    pub fn web(self, web: ScriptedWeb) -> Self {
+        self.set_web(web);
+        self
+    }
+
+    /// As [`web`](Self::web), between turns.
+    pub fn set_web(&self, web: ScriptedWeb) {
+        self.world.borrow_mut().web = web;
     }
 
     /// Names the session.
@@ -172,6 +184,11 @@ impl Harness {
     /// What the model was given at each generation so far, failed turns included. A completion is one user entry.
     pub fn prompts(&self) -> Vec<Vec<Entry>> {
         self.world.borrow().prompts.clone()
+    }
+
+    /// The HTTP requests that the agent made so far, failed turns included.
+    pub fn requests(&self) -> Vec<FetchRequest> {
+        self.world.borrow().requests.clone()
     }
 
     /// What the agent logged so far, failed turns included.

@@ -13,10 +13,12 @@ use serde_json::Value;
 use super::harness::ToolCallRecord;
 use super::model::Step;
 use super::validate::validate;
+use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Entry, Finish, GenerateOptions, Generation, HostTool, HostToolError, InferenceError, ModelInfo, Output,
-    StateError, Timing, ToolCall, ToolChoice, ToolDefinition, Usage,
+    Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError,
+    HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing, ToolCall, ToolChoice,
+    ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
@@ -40,6 +42,8 @@ pub struct World {
     pub prompts: Vec<Vec<Entry>>,
     pub tool_calls: Vec<ToolCallRecord>,
     pub logs: Vec<(Level, String)>,
+    pub web: ScriptedWeb,
+    pub requests: Vec<FetchRequest>,
     pub fault: Option<String>,
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
     tools: Vec<ToolDefinition>,
@@ -58,6 +62,8 @@ impl World {
             prompts: Vec::new(),
             tool_calls: Vec::new(),
             logs: Vec::new(),
+            web: ScriptedWeb::new(),
+            requests: Vec::new(),
             fault: None,
             host_tools: Vec::new(),
             tools,
@@ -334,6 +340,18 @@ impl Host for MemoryHost {
                 }
                 _ => Ok(result),
             }
+        })
+    }
+
+    fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>> {
+        Box::pin(async move {
+            let mut world = self.world.borrow_mut();
+            let answer = world.web.take(&request);
+            world.requests.push(request);
+            answer.unwrap_or_else(|fault| {
+                world.fault.get_or_insert(fault.clone());
+                Err(HttpError::Failed(fault))
+            })
         })
     }
 

@@ -1,6 +1,7 @@
 //! Running an agent in a plain `#[test]`: no host, no model, no async runtime.
 //!
-//! A [`Harness`] takes turns with an agent; a [`ScriptedModel`] plays the model. State and conversations persist between
+//! A [`Harness`] takes turns with an agent; a [`ScriptedModel`] plays the model, a [`ScriptedWeb`]
+//! the servers that it requests. State and conversations persist between
 //! turns and roll back when a turn fails, as they do in a host. What a model could never do, such as calling an unknown
 //! tool or with arguments that break its schema, is a mistake of the script, and panics with the reason.
 //!
@@ -26,6 +27,7 @@
 
 mod harness;
 mod model;
+mod web;
 
 mod memory_host;
 mod validate;
@@ -35,3 +37,4 @@ mod block_on;
 pub use block_on::block_on;
 pub use harness::{Harness, Outcome, ToolCallRecord};
 pub use model::ScriptedModel;
+pub use web::ScriptedWeb;

@@ -6,6 +6,7 @@
 mod ai;
 mod batch;
 mod grants;
+mod outbound;
 mod sessions;
 
 use std::net::SocketAddr;
@@ -24,6 +25,7 @@ use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
+use outbound::OutboundConfig;
 use sessions::SessionsConfig;
 
 /// The file as it is written.
@@ -46,6 +48,7 @@ pub struct Config {
     pub ai: AiConfig,
     pub grants: GrantsConfig,
     pub batch: BatchConfig,
+    pub outbound: OutboundConfig,
     pub telemetry: TelemetryConfig,
 }
 
@@ -228,6 +231,7 @@ impl Config {
         }
         set(&mut options.gateway.mcp.origins, &self.http.mcp_origins);
         self.batch.apply(&mut options.runtime.batch);
+        self.outbound.apply(&mut options.runtime);
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
@@ -273,6 +277,8 @@ fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
         state_kb: limits.state_kb.unwrap_or(default.state_kb),
         host_calls: limits.host_calls.unwrap_or(default.host_calls),
         host_call_kb: limits.host_call_kb.unwrap_or(default.host_call_kb),
+        fetches: limits.fetches.unwrap_or(default.fetches),
+        fetch_kb: limits.fetch_kb.unwrap_or(default.fetch_kb),
         log_kb: limits.log_kb.unwrap_or(default.log_kb),
         concurrent_turns: limits.concurrent_turns.unwrap_or(default.concurrent_turns),
         schedules: limits.schedules.unwrap_or(default.schedules),

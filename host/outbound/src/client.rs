@@ -7,6 +7,7 @@ use crate::{
     redirect,
 };
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,6 +48,16 @@ pub struct Bounds {
     pub redirects: usize,
 }
 
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { addresses, max_running, .. } = self;
+        f.debug_struct("Options")
+            .field("addresses", addresses)
+            .field("max_running", max_running)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options { addresses: AddressPolicy::default(), resolve: Arc::new(SystemResolver), max_running: 256 }
@@ -67,7 +78,7 @@ impl Default for Bounds {
 impl Client {
     pub fn new(options: Options) -> Self {
         let connections = Connections::new(options.resolve, options.addresses);
-        Client { inner: Arc::new(Inner { connections, running: Semaphore::new(options.max_running) }) }
+        Client { inner: Arc::new(Inner { connections, running: Semaphore::new(options.max_running.max(1)) }) }
     }
 
     /// Sends a request to where `policy` allows it, and follows redirects to where it allows those.

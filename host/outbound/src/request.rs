@@ -100,6 +100,13 @@ impl Request {
         &self.origin
     }
 
+    /// Of URL, headers and body.
+    pub fn size(&self) -> usize {
+        let headers =
+            self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
+        self.url.as_str().len() + headers + self.body.len()
+    }
+
     /// Whether making it twice is making it once: by its method, or because it has an `Idempotency-Key`.
     pub fn is_idempotent(&self) -> bool {
         self.method.is_idempotent() || self.headers.contains_key("idempotency-key")

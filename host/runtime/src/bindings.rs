@@ -17,4 +17,4 @@ wasmtime::component::bindgen!({
 });
 
 pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-pub(crate) use skep::agent::{events, inference, log, schedule, state, timer, tools, types};
+pub(crate) use skep::agent::{events, http, inference, log, schedule, state, timer, tools, types};

@@ -17,6 +17,7 @@ mod capability;
 mod clock;
 mod component;
 mod courier;
+mod egress;
 mod engine;
 mod error;
 mod event;

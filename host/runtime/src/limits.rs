@@ -20,6 +20,10 @@ pub struct Limits {
     pub host_calls: u32,
     /// What those calls pass to the host and get from it, in a turn.
     pub host_call_kb: u32,
+    /// HTTP requests of a turn.
+    pub fetches: u32,
+    /// What those requests and their responses hold, in a turn.
+    pub fetch_kb: u32,
     /// Log lines of a turn.
     pub log_kb: u32,
     /// Turns of the agent that run or wait.
@@ -49,6 +53,10 @@ pub struct LimitsToml {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_call_kb: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetches: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch_kb: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub log_kb: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent_turns: Option<u32>,
@@ -67,6 +75,8 @@ const DEFAULT: Limits = Limits {
     state_kb: 1_024,
     host_calls: 100_000,
     host_call_kb: 65_536,
+    fetches: 100,
+    fetch_kb: 16_384,
     log_kb: 256,
     concurrent_turns: 1_000,
     schedules: 32,
@@ -84,6 +94,8 @@ impl Default for Limits {
             state_kb: 16_384,
             host_calls: 1_000_000,
             host_call_kb: 1_048_576,
+            fetches: 1_000,
+            fetch_kb: 32_768,
             log_kb: 1_024,
             concurrent_turns: 10_000,
             schedules: 1_000,
@@ -104,6 +116,8 @@ impl LimitsToml {
             state_kb: least(self.state_kb, DEFAULT.state_kb, ceilings.state_kb),
             host_calls: least(self.host_calls, DEFAULT.host_calls, ceilings.host_calls),
             host_call_kb: least(self.host_call_kb, DEFAULT.host_call_kb, ceilings.host_call_kb),
+            fetches: least(self.fetches, DEFAULT.fetches, ceilings.fetches),
+            fetch_kb: least(self.fetch_kb, DEFAULT.fetch_kb, ceilings.fetch_kb),
             log_kb: least(self.log_kb, DEFAULT.log_kb, ceilings.log_kb),
             concurrent_turns: least(
                 self.concurrent_turns,
@@ -125,6 +139,9 @@ impl LimitsToml {
             ("state_kb", self.state_kb, 0, 1_048_576),
             ("host_calls", self.host_calls, 0, 1_000_000_000),
             ("host_call_kb", self.host_call_kb, 0, 1_073_741_824),
+            ("fetches", self.fetches, 0, 10_000),
+            // The journal of a turn keeps what was answered, and is bounded.
+            ("fetch_kb", self.fetch_kb, 0, 32_768),
             ("log_kb", self.log_kb, 0, 16_384),
             ("concurrent_turns", self.concurrent_turns, 1, 1_000_000),
             ("schedules", self.schedules, 0, 10_000),

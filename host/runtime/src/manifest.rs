@@ -8,6 +8,7 @@ use crate::{
     TopicPattern, capability::log::now_ms, route::Route, schedule,
 };
 use serde::{Deserialize, Serialize};
+use skep_outbound::Origins;
 
 /// More than any honest manifest has.
 const MAX_BYTES: usize = 256 << 10;
@@ -86,6 +87,9 @@ pub struct Grants {
     /// Topics of events that the agent may emit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<TopicPattern>,
+    /// Where the agent may send HTTP requests, as far as the operator grants it too.
+    #[serde(default, skip_serializing_if = "Origins::is_empty")]
+    pub hosts: Origins,
 }
 
 impl Manifest {
@@ -212,6 +216,7 @@ session = "daily"
 clocks = true
 tools = ["agent:orders/*", "http/fetch"]
 events = ["order.*"]
+hosts = ["https://api.example.com", "http://*.example.com:8080"]
 [limits]
 memory_mb = 32
 tokens_per_turn = 512
@@ -259,6 +264,10 @@ ttl_h = 720
                 "take the same POST requests",
             ),
             ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
+            (
+                "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",
+                "line 3: \"api.example.com\" is no origin",
+            ),
             ("name = ", "line 1"),
             ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),
             ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which no event has"),

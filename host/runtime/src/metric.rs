@@ -12,6 +12,8 @@ pub(crate) const BATCH_WAITING: &str = "skep_batch_waiting";
 pub(crate) const BATCH_OLDEST: &str = "skep_batch_oldest_seconds";
 pub(crate) const BATCH_ITEMS: &str = "skep_batch_items_total";
 pub(crate) const BATCH_WAIT: &str = "skep_batch_wait_seconds";
+pub(crate) const FETCHES: &str = "skep_fetches_total";
+pub(crate) const FETCH_TIME: &str = "skep_fetch_seconds";
 pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
 pub(crate) const DELIVERIES: &str = "skep_deliveries_total";
 pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
@@ -71,6 +73,18 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(BATCH_SECONDS),
         unit: Unit::Seconds,
         help: "From the storing of a batch to the beginning of an item",
+    },
+    MetricSpec {
+        name: FETCHES,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "HTTP requests of agents, by outcome: the class of the answer's status, or the code of the error",
+    },
+    MetricSpec {
+        name: FETCH_TIME,
+        kind: MetricKind::Histogram(SECONDS),
+        unit: Unit::Seconds,
+        help: "From an agent's HTTP request to the end of its answer, redirects included",
     },
     MetricSpec {
         name: ARTIFACT_LOADS,

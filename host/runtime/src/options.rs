@@ -1,7 +1,7 @@
 //! What the operator decides about the runtime.
 
 use crate::{BatchOptions, Clock, Limits, ToolGrant};
-use skep_outbound::ToolServer;
+use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 /// Bounds of the whole host. `Default` suits one machine.
@@ -30,6 +30,10 @@ pub struct RuntimeOptions {
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
     pub max_agents: usize,
+    /// Where agents may send requests, as far as they are granted it themselves. Nowhere, unless the operator says so.
+    pub granted_hosts: Origins,
+    /// How those requests are made.
+    pub outbound: skep_outbound::Options,
     /// Whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
@@ -54,6 +58,8 @@ impl Default for RuntimeOptions {
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
             max_agents: 10_000,
+            granted_hosts: Origins::default(),
+            outbound: skep_outbound::Options::default(),
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
             clock: Clock::default(),

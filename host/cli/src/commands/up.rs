@@ -44,6 +44,7 @@ skep.toml, every line optional:
   memory_mb = 64
   [grants]                       # what agents may be granted at most; nothing without it
   tools = [\"agent:*/*\"]
+  hosts = [\"https://*.example.com\"]
   [http]
   drain_s = 30
   [telemetry]
@@ -56,8 +57,7 @@ All of its settings:
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
   [limits]   memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb, host_calls,
-             host_call_kb, log_kb, concurrent_turns, schedules, events
-  [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name)
+             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
   [http]     max_body_bytes, drain_s, mcp_origins
@@ -65,6 +65,10 @@ All of its settings:
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
              max_attempts
+  [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name), hosts (where
+             agents may send requests; \"*\" is everywhere)
+  [outbound] allow_private (addresses beyond the public ones, such as
+             \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
 
 Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
 OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]

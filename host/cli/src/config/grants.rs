@@ -1,18 +1,22 @@
 //! `[grants]` of `skep.toml`: what agents may be granted at most.
 
 use serde::Deserialize;
+use skep_outbound::Origins;
 use skep_runtime::{RuntimeOptions, ToolGrant};
 
 /// The operator's part of what agents are granted. What is left out is granted to nobody.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GrantsConfig {
+    /// Where agents may send requests, such as `https://api.example.com`; `*` is everywhere.
+    pub hosts: Origins,
     /// Tools of others that agents may call, such as `agent:orders/find_order`, `mcp:files/*` or `agent:*/*`.
     pub tools: Vec<ToolGrant>,
 }
 
 impl GrantsConfig {
     pub(super) fn apply(&self, options: &mut RuntimeOptions) {
+        options.granted_hosts.clone_from(&self.hosts);
         options.granted_tools.clone_from(&self.tools);
     }
 }
@@ -20,6 +24,24 @@ impl GrantsConfig {
 #[cfg(test)]
 mod tests {
     use crate::{config::Config, server::ServerOptions};
+
+    #[test]
+    fn requests_go_where_the_file_says_and_nowhere_without_it() {
+        let applied = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+            options.runtime.granted_hosts.patterns().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(applied("").is_empty());
+        assert_eq!(applied("[grants]\nhosts = [\"https://*.Example.com\"]\n"), ["https://*.example.com"]);
+        for (text, expected) in [
+            ("[grants]\nhosts = [\"example.com\"]\n", "\"example.com\" is no origin"),
+            ("[grants]\nhost = []\n", "did you mean `hosts`?"),
+        ] {
+            let error = Config::parse(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 
     #[test]
     fn tools_are_granted_that_the_file_names_and_no_others() {

@@ -124,6 +124,8 @@ fn detail_json(agent: &AgentDetail) -> Value {
         "state_kb": agent.limits.state_kb,
         "host_calls": agent.limits.host_calls,
         "host_call_kb": agent.limits.host_call_kb,
+        "fetches": agent.limits.fetches,
+        "fetch_kb": agent.limits.fetch_kb,
         "log_kb": agent.limits.log_kb,
         "concurrent_turns": agent.limits.concurrent_turns,
         "schedules": agent.limits.schedules,

@@ -3,6 +3,7 @@
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     component::{Compiler, Deployed, Prepared, Source},
+    egress::Egress,
     engine::WasmEngine,
     event::Outbox,
     host_tools::HostTools,
@@ -29,6 +30,7 @@ const RETRY_AFTER_MS: u32 = 1_000;
 pub(crate) struct Services {
     pub(crate) store: Store,
     pub(crate) models: ModelSet,
+    pub(crate) egress: Arc<Egress>,
     wasm: WasmEngine,
     compiler: Compiler,
     pub(crate) host_tools: HostTools,
@@ -86,6 +88,7 @@ impl Services {
         Ok(Services {
             store,
             models,
+            egress: Arc::new(Egress::new(options)),
             wasm,
             compiler,
             host_tools: HostTools::new(options),

@@ -1,7 +1,9 @@
 //! What all generations of one turn share: who asks, by when, and how many tokens are left.
 
+use super::fetch_budget::FetchBudget;
 use crate::{
-    bindings::types::Error, component::Deployed, host_tools::TurnTools, journal::Journal, tools::Tool,
+    bindings::types::Error, component::Deployed, egress::Egress, host_tools::TurnTools, journal::Journal,
+    tools::Tool,
 };
 use skep_engine::{Affinity, ModelSet, Usage};
 use std::{
@@ -24,6 +26,8 @@ pub(crate) struct Turn {
     pub(crate) journal: Arc<Journal>,
     /// Of others.
     pub(crate) tools: TurnTools,
+    pub(super) egress: Arc<Egress>,
+    pub(super) fetches: FetchBudget,
     spent: Mutex<Spent>,
 }
 
@@ -52,8 +56,10 @@ impl Turn {
         deadline: Instant,
         journal: Arc<Journal>,
         tools: TurnTools,
+        egress: Arc<Egress>,
     ) -> Self {
-        Turn { agent, models, affinity, deadline, journal, tools, spent: Mutex::default() }
+        let fetches = FetchBudget::new(&agent.limits);
+        Turn { agent, models, affinity, deadline, journal, tools, egress, fetches, spent: Mutex::default() }
     }
 
     /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.

@@ -6,7 +6,8 @@ use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
 /// Those of `skep:agent` that every agent may import. What they do is granted call by call.
-const OF_AGENTS: [&str; 8] = ["types", "inference", "state", "tools", "timer", "schedule", "events", "log"];
+const OF_AGENTS: [&str; 9] =
+    ["types", "inference", "state", "tools", "http", "timer", "schedule", "events", "log"];
 
 enum Verdict {
     Allowed,
@@ -27,7 +28,7 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> 
             }
             Verdict::Unknown => {
                 return Err(format!(
-                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools, timer, \
+                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools, http, timer, \
                      schedule, events and log, WASI 0.2 without files and network, and what [grants] in agent.toml adds"
                 ));
             }

@@ -253,8 +253,8 @@ impl Actor {
             _ => Vec::new(),
         };
         let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), callers);
-        let models = services.models.clone();
-        let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools);
+        let (models, egress) = (services.models.clone(), services.egress.clone());
+        let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
         let turn = Arc::new(turn);
         let mut context = TurnContext::new(
             Some(turn.clone()),

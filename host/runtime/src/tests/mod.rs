@@ -17,3 +17,4 @@ mod schedules;
 mod sessions;
 mod tools;
 mod waker;
+mod web;

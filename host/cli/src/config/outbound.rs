@@ -1,0 +1,42 @@
+//! `[outbound]`: how requests of agents are made.
+
+use serde::Deserialize;
+use skep_outbound::AddressRange;
+use skep_runtime::RuntimeOptions;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OutboundConfig {
+    /// Addresses that may be connected to although they are not public.
+    pub allow_private: Vec<AddressRange>,
+    /// Requests that are under way at once.
+    pub max_running: Option<usize>,
+}
+
+impl OutboundConfig {
+    pub(super) fn apply(&self, options: &mut RuntimeOptions) {
+        options.outbound.addresses.allow_private.clone_from(&self.allow_private);
+        options.outbound.max_running = self.max_running.unwrap_or(options.outbound.max_running);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{config::Config, server::ServerOptions};
+
+    #[test]
+    fn addresses_are_allowed_that_the_file_names_and_no_others() {
+        let applied = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+            options.runtime.outbound
+        };
+        assert!(applied("").addresses.allow_private.is_empty());
+        let text = "[outbound]\nallow_private = [\"127.0.0.0/8\", \"10.1.2.3:8080\"]\nmax_running = 7\n";
+        let said = applied(text);
+        let ranges = said.addresses.allow_private.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!((ranges, said.max_running), (vec!["127.0.0.0/8".into(), "10.1.2.3:8080".into()], 7));
+        let error = Config::parse("[outbound]\nallow_private = [\"localhost\"]\n").expect_err("no range");
+        assert!(error.to_string().contains("\"localhost\" is no range"), "{error}");
+    }
+}

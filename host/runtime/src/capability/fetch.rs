@@ -1,0 +1,119 @@
+//! One HTTP request of an agent, under its grants and within its limits. Whether it may be made again after a restart is
+//! for whoever journals it.
+
+use super::budget::Turn;
+use crate::metric;
+use skep_outbound::{Bounds, OutboundError, Request, Response};
+use std::time::{Duration, Instant};
+use tracing::{Instrument, Span, field::Empty, info_span};
+
+/// Without a word of the agent.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_REDIRECTS: usize = 5;
+const MAX_REQUEST_BYTES: usize = 1 << 20;
+
+/// Why a request has no response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    #[error(transparent)]
+    Outbound(#[from] OutboundError),
+    /// A limit of the turn; the text names its line.
+    #[error("{0}")]
+    Limit(String),
+}
+
+impl Turn {
+    /// Makes a request. Dropping the future, as the end of the turn does, gives it up.
+    pub(crate) async fn fetch(
+        &self,
+        request: Request,
+        timeout: Option<Duration>,
+    ) -> Result<Response, FetchError> {
+        let started = Instant::now();
+        let span = span(&request);
+        let result = self.fetch_in_span(request, timeout).instrument(span.clone()).await;
+        let outcome = match &result {
+            Ok(response) => {
+                span.record("http.response.status_code", i64::from(response.status));
+                // As OpenTelemetry has it for clients.
+                if response.status >= 400 {
+                    span.record("otel.status_code", "ERROR");
+                }
+                class(response.status)
+            }
+            Err(error) => {
+                span.record("otel.status_code", "ERROR");
+                error.code()
+            }
+        };
+        if !matches!(outcome, "2xx" | "3xx") {
+            span.record("error.type", outcome);
+        }
+        let agent = self.agent.manifest.name.to_string();
+        metrics::counter!(metric::FETCHES, "agent" => agent.clone(), "outcome" => outcome).increment(1);
+        metrics::histogram!(metric::FETCH_TIME, "agent" => agent).record(started.elapsed());
+        result
+    }
+
+    async fn fetch_in_span(
+        &self,
+        request: Request,
+        timeout: Option<Duration>,
+    ) -> Result<Response, FetchError> {
+        let place = self.fetches.begin(request.size()).map_err(FetchError::Limit)?;
+        let bounds = Bounds {
+            deadline: Instant::now() + timeout.unwrap_or(DEFAULT_TIMEOUT),
+            request_bytes: MAX_REQUEST_BYTES,
+            response_bytes: place.response_bytes,
+            redirects: MAX_REDIRECTS,
+        };
+        let policy = self.egress.policy(&self.agent.manifest.grants);
+        let response = self.egress.client.send(request, &policy, &bounds).await?;
+        place.settle(response.body.len());
+        Ok(response)
+    }
+
+    /// Counts a request that was made before a restart.
+    pub(crate) fn fetched_before(&self, request_bytes: usize, response_bytes: usize) {
+        // One that did not fit was refused then, and is not counted now either.
+        if let Ok(place) = self.fetches.begin(request_bytes) {
+            place.settle(response_bytes);
+        }
+    }
+}
+
+impl FetchError {
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Self::Outbound(error) => error.code(),
+            Self::Limit(_) => "limit_exceeded",
+        }
+    }
+}
+
+/// Named after OpenTelemetry's conventions for HTTP clients; without path and query, which may say what is private.
+fn span(request: &Request) -> Span {
+    let (method, origin) = (request.method().as_str(), request.origin());
+    info_span!(
+        "fetch",
+        otel.name = method,
+        otel.kind = "client",
+        otel.status_code = Empty,
+        http.request.method = method,
+        server.address = origin.host(),
+        server.port = i64::from(origin.port()),
+        url.scheme = request.url().scheme(),
+        http.response.status_code = Empty,
+        error.type = Empty,
+    )
+}
+
+fn class(status: u16) -> &'static str {
+    match status {
+        ..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        500.. => "5xx",
+    }
+}

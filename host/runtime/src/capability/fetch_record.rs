@@ -1,0 +1,82 @@
+//! How a request's outcome is written into the journal. What it was asked is not: the guest asks it again, and a hash
+//! tells whether it is the same.
+
+use crate::bindings::http::{HttpError, Response};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FetchRecord {
+    Answered { status: u16, url: String, headers: Vec<(String, String)>, body: Body },
+    Failed(HttpError),
+}
+
+/// In base64: as a list of numbers it would take four characters for each byte.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(super) struct Body(Vec<u8>);
+
+impl FetchRecord {
+    pub(super) fn new(result: &Result<Response, HttpError>) -> Self {
+        match result {
+            Ok(response) => FetchRecord::Answered {
+                status: response.status,
+                url: response.url.clone(),
+                headers: response.headers.clone(),
+                body: Body(response.body.clone()),
+            },
+            Err(error) => FetchRecord::Failed(error.clone()),
+        }
+    }
+
+    pub(super) fn body_bytes(&self) -> usize {
+        match self {
+            FetchRecord::Answered { body, .. } => body.0.len(),
+            FetchRecord::Failed(_) => 0,
+        }
+    }
+
+    pub(super) fn into_result(self) -> Result<Response, HttpError> {
+        match self {
+            FetchRecord::Answered { status, url, headers, body } => {
+                Ok(Response { status, url, headers, body: body.0 })
+            }
+            FetchRecord::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl From<Body> for String {
+    fn from(body: Body) -> String {
+        BASE64_STANDARD.encode(body.0)
+    }
+}
+
+impl TryFrom<String> for Body {
+    type Error = base64::DecodeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        BASE64_STANDARD.decode(text).map(Body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_what_was_written() {
+        let response = Response {
+            status: 200,
+            url: "https://x.org/".into(),
+            headers: vec![("a".into(), "b".into())],
+            body: (0..=255).collect(),
+        };
+        for result in [Ok(response), Err(HttpError::Timeout), Err(HttpError::Denied("no".into()))] {
+            let written = serde_json::to_string(&FetchRecord::new(&result)).expect("JSON");
+            let read: FetchRecord = serde_json::from_str(&written).expect("its own text");
+            assert_eq!(read.into_result(), result);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `skep:agent/http`: requests that the host makes for a guest.
+//!
+//! A request and what came of it are records of the turn's journal. One that changes something leaves only when the journal
+//! holds that it will; if the host ends before the answer is there too, one that may be made twice is made again, and of
+//! the others the guest is told that nobody knows.
+
+use super::{Capabilities, TurnContext, budget::Turn, fetch::FetchError, fetch_record::FetchRecord};
+use crate::{
+    bindings::http::{Host, HostWithStore, HttpError, Request, Response},
+    journal::{Call, Identity, Stopped},
+};
+use skep_outbound::OutboundError;
+use std::{sync::Arc, time::Duration};
+use wasmtime::component::Accessor;
+
+impl HostWithStore<TurnContext> for Capabilities {
+    async fn fetch(
+        accessor: &Accessor<TurnContext, Self>,
+        request: Request,
+    ) -> wasmtime::Result<Result<Response, HttpError>> {
+        let turn = accessor.with(|mut access| {
+            let context = access.get();
+            context.charge(request_bytes(&request))?;
+            wasmtime::error::Ok(context.turn.clone())
+        })?;
+        let Some(turn) = turn else { return Ok(Err(outside_a_turn())) };
+        let result = fetch(&turn, request).await?;
+        let bytes = result.as_ref().map_or(0, response_bytes);
+        accessor.with(|mut access| access.get().charge_result(bytes))?;
+        Ok(result)
+    }
+}
+
+impl Host for TurnContext {}
+
+/// Answers from the journal, or makes the request.
+async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, HttpError>, Stopped> {
+    let mut call = turn.journal.call(Identity::new("fetch", &request))?;
+    if let Some((record, place)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
+        place.reached().await;
+        turn.fetched_before(request_bytes(&request), record.body_bytes());
+        return Ok(record.into_result());
+    }
+    let result = make(turn, &call, request).await?;
+    turn.journal.ended(&call, &FetchRecord::new(&result), Vec::new());
+    Ok(result)
+}
+
+async fn make(
+    turn: &Arc<Turn>,
+    call: &Call,
+    request: Request,
+) -> Result<Result<Response, HttpError>, Stopped> {
+    let timeout = request.timeout_ms.map(|ms| Duration::from_millis(ms.into()));
+    let request = match outgoing(request) {
+        Ok(request) => request,
+        Err(error) => return Ok(Err(http_error(error.into()))),
+    };
+    if call.was_dispatched() && !request.is_idempotent() {
+        return Ok(Err(HttpError::Interrupted));
+    }
+    // What a request says may come of everything before it in the journal. One that changes something must not be
+    // ahead of that.
+    if !request.method().is_safe() {
+        turn.journal.dispatched(call).await?;
+    }
+    Ok(match turn.fetch(request, timeout).await {
+        Ok(response) => Ok(incoming(response)),
+        Err(error) => Err(http_error(error)),
+    })
+}
+
+fn outgoing(request: Request) -> Result<skep_outbound::Request, OutboundError> {
+    let Request { method, url, headers, body, timeout_ms: _ } = request;
+    let request = skep_outbound::Request::new(&method, &url)?;
+    let request = headers.iter().try_fold(request, |request, (name, value)| request.header(name, value))?;
+    Ok(request.body(body.unwrap_or_default()))
+}
+
+fn incoming(response: skep_outbound::Response) -> Response {
+    let headers = response.headers.iter();
+    let headers = headers
+        .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
+    Response {
+        status: response.status,
+        url: response.url.into(),
+        headers: headers.collect(),
+        body: response.body,
+    }
+}
+
+fn http_error(error: FetchError) -> HttpError {
+    use OutboundError as E;
+    let text = error.to_string();
+    match error {
+        FetchError::Limit(text) => HttpError::LimitExceeded(text),
+        FetchError::Outbound(error) => match error {
+            E::NotGranted { .. }
+            | E::AddressDenied { .. }
+            | E::SecretNotGranted { .. }
+            | E::SecretUnset { .. } => HttpError::Denied(text),
+            E::Url { .. }
+            | E::Method { .. }
+            | E::Header { .. }
+            | E::Pattern { .. }
+            | E::Range { .. }
+            | E::SecretMisplaced { .. } => HttpError::InvalidRequest(text),
+            E::Resolve { .. }
+            | E::Connect { .. }
+            | E::Exchange { .. }
+            | E::Redirect { .. }
+            | E::TooManyRedirects { .. } => HttpError::Failed(text),
+            E::RequestTooLarge { .. } | E::ResponseTooLarge { .. } => HttpError::TooLarge(text),
+            E::DeadlineExceeded => HttpError::Timeout,
+        },
+    }
+}
+
+fn outside_a_turn() -> HttpError {
+    HttpError::Denied("requests are made in a turn only, not while the agent is described".to_owned())
+}
+
+fn request_bytes(request: &Request) -> usize {
+    let headers = request.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    request.url.len() + headers + request.body.as_ref().map_or(0, Vec::len)
+}
+
+fn response_bytes(response: &Response) -> usize {
+    let headers = response.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    headers + response.body.len()
+}
