@@ -20,5 +20,6 @@ pub mod places;
 pub mod progress;
 pub mod registry;
 pub mod server;
+mod source_watch;
 pub mod style;
 pub mod traces;

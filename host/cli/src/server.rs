@@ -42,7 +42,7 @@ pub struct ServerOptions {
 }
 
 /// Who deploys the agents that a host is started with.
-const DEPLOYER: &str = "operator";
+pub(crate) const DEPLOYER: &str = "operator";
 
 /// Where agents, sessions and conversations are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]

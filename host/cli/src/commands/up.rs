@@ -1,5 +1,7 @@
 //! `skep up`.
 
+mod redeploy;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use crate::config::{Config, SpeculationConfig};
 use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
+use crate::source_watch::SourceWatch;
 use crate::style;
 use crate::traces::{self, TraceOptions};
 
@@ -27,6 +30,7 @@ use crate::traces::{self, TraceOptions};
 Examples:
   skep up
   skep up my-agent examples/concierge
+  skep up --watch my-agent                    deploys it again when a file of it changes
   skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
   skep up --config skep.toml --listen 0.0.0.0:8080
 
@@ -76,6 +80,9 @@ pub struct Args {
     /// Folders of agents to build and deploy
     #[arg(value_name = "AGENT_DIR")]
     agents: Vec<PathBuf>,
+    /// Build and deploy an agent again when its folder changes; if that fails, the version in force stays
+    #[arg(long, requires = "agents")]
+    watch: bool,
     /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
@@ -131,6 +138,8 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals count from here on, so that one during a long build is not lost.
     let mut signals = Signals::new()?;
+    // From before the first build, so that nothing that is changed during it is missed.
+    let watched = args.watch.then(|| SourceWatch::new(&args.agents)).transpose()?;
     let serving = async {
         let load = || {
             args.agents.iter().map(|dir| AgentSource::load(dir, None, &Terminal)).collect::<Result<Vec<_>>>()
@@ -143,7 +152,17 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = signals.next() => return Ok(()),
     };
     announce(&server, &data, threads)?;
-    signals.next().await;
+    let watching = async {
+        if let Some(sources) = watched {
+            let Err(error) = redeploy::watch(sources, server.host.clone()).await;
+            eprintln!("  changes are not seen any more: {error:#}");
+        }
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = watching => {}
+        () = signals.next() => {}
+    }
     eprintln!("  stopping: running requests may finish; once more ends at once");
     tokio::select! {
         () = server.shutdown() => Ok(()),

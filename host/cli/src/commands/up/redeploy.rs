@@ -1,0 +1,49 @@
+//! `skep up --watch`: what changes is built and deployed again.
+//!
+//! A build that fails is told, and the version that is in force stays. Running turns finish on the version with which they
+//! began.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use skep_runtime::{AgentHost, AgentSummary};
+
+use crate::agent_source::AgentSource;
+use crate::progress::Terminal;
+use crate::server::DEPLOYER;
+use crate::source_watch::{Change, SourceWatch};
+use crate::style;
+
+/// Goes on until the sources cannot be read any more.
+pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<Infallible> {
+    loop {
+        for Change { path, since } in sources.changes().await? {
+            let paint = style::stderr();
+            match redeploy(&path, &host).await {
+                Ok((agent, build_s)) => eprintln!(
+                    "  {} {} version {} in force, {:.1} s after the change (build {build_s:.1} s)",
+                    paint.green("updated"),
+                    agent.name,
+                    agent.version,
+                    since.elapsed().as_secs_f64(),
+                ),
+                Err(error) => eprintln!(
+                    "  {} {}, the version in force stays: {error:#}",
+                    paint.red("not updated"),
+                    path.display()
+                ),
+            }
+        }
+    }
+}
+
+async fn redeploy(path: &Path, host: &AgentHost) -> Result<(AgentSummary, f64)> {
+    let started = Instant::now();
+    let source = path.to_path_buf();
+    let built = tokio::task::spawn_blocking(move || AgentSource::load(&source, None, &Terminal));
+    let AgentSource { manifest, component, .. } = built.await.context("the build stopped")??;
+    let build_s = started.elapsed().as_secs_f64();
+    Ok((host.deploy(manifest, component, DEPLOYER).await?, build_s))
+}
