@@ -16,6 +16,8 @@ mod bench;
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
+/// `skep up --watch` and `skep logs --follow`.
+mod dev_loop;
 /// A host that is killed under load, and what its clients are told.
 mod durability;
 /// What a hostile or broken guest, request or file gets.

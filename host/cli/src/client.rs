@@ -3,6 +3,7 @@
 mod ai;
 mod chat;
 mod events;
+mod logs;
 mod sessions;
 mod wire;
 
@@ -16,6 +17,7 @@ use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
+pub use logs::{LogQuery, LogStream};
 pub use sessions::{Message, MessagePage, Session, SessionDetail};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
@@ -117,18 +119,6 @@ impl Client {
     pub async fn stream(&self, agent: &str, session: &str, text: &str) -> Result<TurnStream> {
         let request = self.message(agent, session, text).header(header::ACCEPT, "text/event-stream");
         Ok(TurnStream::new(self.answer(request).await?))
-    }
-
-    /// Log lines after the id `after`; without it the newest ones.
-    pub async fn logs(&self, agent: &str, after: Option<i64>, limit: u32) -> Result<Vec<LogLine>> {
-        let mut url = self.url(&["v1", "agents", agent, "logs"]);
-        url.query_pairs_mut().append_pair("limit", &limit.to_string());
-        if let Some(after) = after {
-            url.query_pairs_mut().append_pair("after", &after.to_string());
-        }
-        let request = self.http.get(url);
-        let list: wire::List<LogLine> = self.json(request).await?;
-        Ok(list.data)
     }
 
     fn message(&self, agent: &str, session: &str, text: &str) -> RequestBuilder {

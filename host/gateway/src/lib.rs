@@ -29,12 +29,10 @@ use skep_runtime::AgentHost;
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
+use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use error::ApiError;
@@ -75,7 +73,8 @@ impl Default for GatewayOptions {
 struct Gateway {
     host: AgentHost,
     options: Arc<GatewayOptions>,
-    draining: Arc<AtomicBool>,
+    /// Streams without an end of their own end when it does.
+    draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
 }
 
@@ -113,7 +112,7 @@ pub async fn serve(
     let mut server = axum::serve(listener, routes_of(gateway))
         .with_graceful_shutdown(async move {
             shutdown.await;
-            draining.store(true, Ordering::Relaxed);
+            draining.send_replace(true);
             mcp.close();
             let _ = drain_began.send(());
         })
@@ -154,7 +153,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
         .route("/v1/agents/{agent}/versions", get(routes::versions::list))
         .route("/v1/agents/{agent}/rollback", post(routes::versions::rollback))
-        .route("/v1/agents/{agent}/logs", get(routes::agents::logs))
+        .route("/v1/agents/{agent}/logs", get(routes::logs::of_agent))
+        .route("/v1/logs", get(routes::logs::of_all))
         .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
         .route(
             "/v1/agents/{agent}/sessions/{session}",

@@ -15,8 +15,8 @@ mod turns;
 pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
-    AgentDetail, AgentSummary, FailedAgent, LogLine, RouteMatch, RuntimeError, RuntimeOptions,
-    ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
+    AgentDetail, AgentSummary, FailedAgent, LogFilter, LogFollower, LogLine, RouteMatch, RuntimeError,
+    RuntimeOptions, ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -127,12 +127,23 @@ impl AgentHost {
         Ok(())
     }
 
-    /// Lines with an id over `after_id`, oldest first; with an `after_id` of 0 or less, the newest ones.
-    pub async fn logs(&self, agent: &str, after_id: i64, limit: u32) -> Result<Vec<LogLine>, RuntimeError> {
-        self.inner.services.known(agent)?;
-        let after = (after_id > 0).then_some(after_id);
-        let rows = self.inner.services.store.logs(agent, after, limit.min(MAX_PAGE)).await?;
+    /// At most `limit` lines with an id over `after_id`, oldest first; without an `after_id`, the newest ones.
+    pub async fn logs(
+        &self,
+        filter: &LogFilter,
+        after_id: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<LogLine>, RuntimeError> {
+        if let Some(agent) = &filter.agent {
+            self.inner.services.known(agent)?;
+        }
+        let rows = self.inner.services.store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(log_line).collect())
+    }
+
+    /// The lines as they come, those after the id `after_id`. Its end is that of the host.
+    pub fn follow_logs(&self, filter: LogFilter, after_id: i64) -> LogFollower {
+        LogFollower::new(self.inner.services.clone(), filter, after_id)
     }
 
     /// The agent and the session that a request of this method and path, without the query, is for.
@@ -174,9 +185,10 @@ impl WeakHost {
     }
 }
 
-fn log_line(row: LogRow) -> LogLine {
+pub(crate) fn log_line(row: LogRow) -> LogLine {
     LogLine {
         id: row.id,
+        agent: row.agent,
         session: row.session,
         turn: row.turn,
         at_ms: row.entry.at_ms,

@@ -28,6 +28,7 @@ mod instance;
 mod invocation;
 mod journal;
 mod limits;
+mod log_follower;
 mod manifest;
 mod measure;
 pub mod metric;
@@ -57,6 +58,7 @@ pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
 pub use limits::{Limits, LimitsToml};
+pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SessionId};
@@ -67,6 +69,7 @@ pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTim
 pub use session_policy::SessionsToml;
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
+pub use skep_store::LogFilter;
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,

@@ -130,6 +130,7 @@ pub enum TurnPhase {
 pub struct LogLine {
     /// Grows, so that a reader asks for what came after the last one it saw.
     pub id: i64,
+    pub agent: String,
     pub session: String,
     pub turn: u64,
     pub at_ms: u64,

@@ -136,7 +136,7 @@ async fn exists(connection: &mut SqliteConnection, agent: &str, session: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AgentRow, ConversationRow, LogEntry, Outcome, StateChange, TurnCommit};
+    use crate::{AgentRow, ConversationRow, LogEntry, LogFilter, Outcome, StateChange, TurnCommit};
 
     async fn with_a_session() -> Store {
         let store = Store::in_memory().await.unwrap();
@@ -193,7 +193,10 @@ mod tests {
         other.row.turns = 5;
         assert!(store.import_session("a", &other, Existing::Replace).await.unwrap());
         assert_eq!(store.session("a", "s").await.unwrap(), Some(other));
-        assert!(store.logs("a", None, 10).await.unwrap().is_empty(), "what was there is gone");
+        assert!(
+            store.logs(&LogFilter::of_agent("a"), None, 10).await.unwrap().is_empty(),
+            "what was there is gone"
+        );
         assert!(store.delete_session("a", "s").await.unwrap());
         assert!(store.import_session("a", &exported, Existing::Refuse).await.unwrap());
         assert_eq!(store.session("a", "s").await.unwrap(), Some(exported.clone()));

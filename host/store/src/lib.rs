@@ -46,7 +46,7 @@ pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;
 pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use journal::{MAX_RECORD_BYTES, Record};
-pub use logs::{LogEntry, LogRow};
+pub use logs::{LogEntry, LogFilter, LogRow};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit,

@@ -18,9 +18,28 @@ pub struct LogEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRow {
     pub id: i64,
+    pub agent: String,
     pub session: String,
     pub turn: u64,
     pub entry: LogEntry,
+}
+
+/// Which lines are wanted; `default` wants all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogFilter {
+    pub agent: Option<String>,
+    pub session: Option<String>,
+    /// Logged then or later.
+    pub since_ms: Option<u64>,
+    /// Of one of these levels; of any if there is none.
+    pub levels: Vec<&'static str>,
+}
+
+impl LogFilter {
+    /// Everything that an agent logged.
+    pub fn of_agent(agent: &str) -> Self {
+        LogFilter { agent: Some(agent.to_owned()), ..LogFilter::default() }
+    }
 }
 
 impl Store {
@@ -41,40 +60,56 @@ impl Store {
     /// At most `limit` lines with an id over `after_id`, oldest first. Without `after_id`: the newest ones.
     pub async fn logs(
         &self,
-        agent: &str,
+        filter: &LogFilter,
         after_id: Option<i64>,
         limit: u32,
     ) -> Result<Vec<LogRow>, StoreError> {
-        let sql = match after_id {
-            Some(_) => {
-                "SELECT id, session, turn, at_ms, level, message FROM logs
-                 WHERE agent = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
+        let mut select = QueryBuilder::<Sqlite>::new(
+            "SELECT id, agent, session, turn, at_ms, level, message FROM logs WHERE id > ",
+        );
+        select.push_bind(after_id.unwrap_or(0));
+        if let Some(agent) = &filter.agent {
+            select.push(" AND agent = ").push_bind(agent);
+        }
+        if let Some(session) = &filter.session {
+            select.push(" AND session = ").push_bind(session);
+        }
+        if let Some(since_ms) = filter.since_ms {
+            select.push(" AND at_ms >= ").push_bind(since_ms as i64);
+        }
+        if !filter.levels.is_empty() {
+            select.push(" AND level IN (");
+            let mut levels = select.separated(", ");
+            for level in &filter.levels {
+                levels.push_bind(level);
             }
-            None => {
-                "SELECT * FROM (SELECT id, session, turn, at_ms, level, message FROM logs
-                 WHERE agent = ?1 AND id > ?2 ORDER BY id DESC LIMIT ?3) ORDER BY id"
-            }
-        };
-        let rows = query(sql)
-            .bind(agent)
-            .bind(after_id.unwrap_or(0))
-            .bind(limit)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("read log lines"))?;
-        Ok(rows
-            .into_iter()
-            .map(|row| LogRow {
-                id: row.get(0),
-                session: row.get(1),
-                turn: row.get::<i64, _>(2) as u64,
-                entry: LogEntry {
-                    at_ms: row.get::<i64, _>(3) as u64,
-                    level: row.get(4),
-                    message: row.get(5),
-                },
-            })
-            .collect())
+            select.push(")");
+        }
+        select.push(if after_id.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " });
+        select.push_bind(limit);
+        let rows = select.build().fetch_all(&self.readers).await;
+        let rows = rows.map_err(StoreError::while_it("read log lines"))?;
+        let mut lines: Vec<LogRow> = rows.into_iter().map(log_row).collect();
+        if after_id.is_none() {
+            lines.reverse();
+        }
+        Ok(lines)
+    }
+
+    /// The id of the newest line of any agent; 0 if there was none.
+    pub async fn newest_log_id(&self) -> Result<i64, StoreError> {
+        let row = query("SELECT coalesce(max(id), 0) FROM logs").fetch_one(&self.readers).await;
+        Ok(row.map_err(StoreError::while_it("read the newest log line"))?.get(0))
+    }
+}
+
+fn log_row(row: sqlx::sqlite::SqliteRow) -> LogRow {
+    LogRow {
+        id: row.get(0),
+        agent: row.get(1),
+        session: row.get(2),
+        turn: row.get::<i64, _>(3) as u64,
+        entry: LogEntry { at_ms: row.get::<i64, _>(4) as u64, level: row.get(5), message: row.get(6) },
     }
 }
 

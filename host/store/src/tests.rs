@@ -94,7 +94,7 @@ async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
     assert!(store.delete_agent(AGENT).await.unwrap());
     assert!(!store.delete_agent(AGENT).await.unwrap());
     assert!(store.session(AGENT, "s").await.unwrap().is_none());
-    assert!(store.logs(AGENT, None, 10).await.unwrap().is_empty());
+    assert!(store.logs(&LogFilter::of_agent(AGENT), None, 10).await.unwrap().is_empty());
     assert_eq!(store.component("d1").await.unwrap(), b"component");
     assert!(store.delete_agent("other").await.unwrap());
     assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
@@ -159,12 +159,37 @@ async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
         .map(|n| LogEntry { at_ms: n, level: "info".into(), message: format!("line {n}") })
         .collect();
     store.append_logs(AGENT, "s", 1, &lines).await.unwrap();
-    let newest = store.logs(AGENT, None, 2).await.unwrap();
+    let newest = store.logs(&LogFilter::of_agent(AGENT), None, 2).await.unwrap();
     assert_eq!(newest.iter().map(|row| row.entry.at_ms).collect::<Vec<_>>(), [10_003, 10_004]);
-    let after = store.logs(AGENT, Some(newest[0].id), 10).await.unwrap();
+    let after = store.logs(&LogFilter::of_agent(AGENT), Some(newest[0].id), 10).await.unwrap();
     assert_eq!(after, newest[1..]);
-    let oldest = store.logs(AGENT, Some(0), 1).await.unwrap();
+    let oldest = store.logs(&LogFilter::of_agent(AGENT), Some(0), 1).await.unwrap();
     assert_eq!(oldest[0].entry.message, "line 5");
+}
+
+#[tokio::test]
+async fn logs_are_read_by_session_level_and_time_and_over_all_agents() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    assert_eq!(store.newest_log_id().await.unwrap(), 0);
+    let line =
+        |at_ms, level: &str| LogEntry { at_ms, level: level.into(), message: format!("{level} {at_ms}") };
+    store.append_logs(AGENT, "ada", 1, &[line(1, "info"), line(2, "error")]).await.unwrap();
+    store.append_logs(AGENT, "bob", 1, &[line(3, "warn"), line(4, "info")]).await.unwrap();
+    let all = LogFilter::default();
+    for (filter, expected) in [
+        (all.clone(), vec!["info 1", "error 2", "warn 3", "info 4"]),
+        (LogFilter { session: Some("ada".into()), ..all.clone() }, vec!["info 1", "error 2"]),
+        (LogFilter { levels: vec!["warn", "error"], ..all.clone() }, vec!["error 2", "warn 3"]),
+        (LogFilter { since_ms: Some(3), ..all.clone() }, vec!["warn 3", "info 4"]),
+        (LogFilter { levels: vec!["info"], since_ms: Some(2), ..LogFilter::of_agent(AGENT) }, vec!["info 4"]),
+        (LogFilter::of_agent("another"), vec![]),
+    ] {
+        let lines = store.logs(&filter, None, 10).await.unwrap();
+        assert!(lines.iter().all(|line| line.agent == AGENT));
+        assert_eq!(lines.iter().map(|line| &*line.entry.message).collect::<Vec<_>>(), expected, "{filter:?}");
+    }
+    assert_eq!(store.newest_log_id().await.unwrap(), 4);
 }
 
 #[tokio::test]

@@ -121,7 +121,7 @@ async fn an_idempotency_key_is_one_turn_until_that_fails() {
     store.fail_turn(failure(key)).await.unwrap();
     let row = store.turn(AGENT, "s", "one").await.unwrap().unwrap();
     assert_eq!(row.state, TurnState::Failed { error: b"why".to_vec(), ended_at_ms: 300 });
-    assert_eq!(store.logs(AGENT, None, 10).await.unwrap()[0].entry.message, "oh no");
+    assert_eq!(store.logs(&LogFilter::of_agent(AGENT), None, 10).await.unwrap()[0].entry.message, "oh no");
     accept(&store, message("six", Some("k"), None)).await;
 }
 
@@ -135,7 +135,7 @@ async fn a_turn_ends_once() {
     let again = store.commit_turn(commit(key, 2, None)).await;
     assert!(matches!(again, Err(StoreError::TurnNotOpen { .. })), "{again:?}");
     assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1, "nothing of it was written");
-    assert!(store.logs(AGENT, None, 10).await.unwrap().is_empty());
+    assert!(store.logs(&LogFilter::of_agent(AGENT), None, 10).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -48,8 +48,10 @@ pub struct AgentVersion {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LogLine {
     pub id: i64,
-    pub session: Option<String>,
-    pub turn: Option<u64>,
+    pub agent: String,
+    /// Empty, with turn 0, for what was logged outside a turn.
+    pub session: String,
+    pub turn: u64,
     pub at_ms: u64,
     pub level: String,
     pub message: String,

@@ -1,25 +1,39 @@
 //! `skep logs`.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use clap::ValueEnum;
 
 use super::{HostArgs, out};
-use crate::client::LogLine;
+use crate::client::{Client, LogLine, LogQuery, LogStream};
+use crate::failure::Refused;
 use crate::style::{self, Painter};
 
-/// How often a follower asks for more.
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
+/// A follower asks a host that is gone again after this long, and after twice as long each time it is still gone.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(3);
 
-/// Print what an agent logged
+/// Print what agents logged
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skep logs concierge
-  skep logs concierge --follow
-  skep logs concierge --json --limit 1000 | jq -r .message")]
+  skep logs                                       the newest lines of all agents
+  skep logs concierge --follow                    and what comes, also after the host was restarted
+  skep logs concierge --session ada --level warn --since 10m
+  skep logs --follow --json | jq -r .message")]
 pub struct Args {
-    agent: String,
+    /// Of this agent only
+    agent: Option<String>,
+    /// Of this session only
+    #[arg(long)]
+    session: Option<String>,
+    /// This level and those above it
+    #[arg(long, value_enum)]
+    level: Option<Level>,
+    /// Not older than this, such as 90s, 10m, 2h or 1d
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    since: Option<Duration>,
     /// Keep printing new lines until Ctrl-C
     #[arg(long, short)]
     follow: bool,
@@ -33,44 +47,120 @@ pub struct Args {
     json: bool,
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Level {
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+/// How lines are printed.
+struct Printer {
+    json: bool,
+    /// Lines of several agents say of which.
+    names_agent: bool,
+    paint: Painter,
+}
+
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
-    let paint = style::stdout();
-    let mut lines = client.logs(&args.agent, None, args.limit).await?;
+    let printer = Printer { json: args.json, names_agent: args.agent.is_none(), paint: style::stdout() };
+    let level = args.level.and_then(|level| Some(level.to_possible_value()?.get_name().to_owned()));
+    let since_ms = args.since.map(|age| {
+        let at = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+        u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+    });
+    let query = LogQuery { agent: args.agent, session: args.session, level, since_ms, limit: args.limit };
+    if args.follow {
+        return follow(&client, &query, &printer).await;
+    }
+    for line in client.logs(&query).await? {
+        printer.print(&line)?;
+    }
+    Ok(())
+}
+
+/// Goes on until it is interrupted. A host that is gone may come back; one that was never there is an error.
+async fn follow(client: &Client, query: &LogQuery, printer: &Printer) -> Result<()> {
+    let mut stream = client.follow_logs(query, None).await?;
     let mut last = 0;
     loop {
-        for line in &lines {
-            if args.json {
-                out::json_line(line)?;
-            } else {
-                out::line(&for_people(line, paint))?;
-            }
+        while let Ok(line) = stream.next().await {
+            printer.print(&line)?;
             last = last.max(line.id);
         }
-        if !args.follow {
-            return Ok(());
-        }
-        tokio::time::sleep(FOLLOW_INTERVAL).await;
-        lines = client.logs(&args.agent, Some(last), 1000).await?;
+        stream = connect_again(client, query, last).await?;
     }
 }
 
-fn for_people(line: &LogLine, paint: Painter) -> String {
-    let level = match line.level.as_str() {
-        "error" => paint.red("ERROR"),
-        "warn" => paint.yellow(" WARN"),
-        "info" => paint.green(" INFO"),
-        other => format!("{:>5}", other.to_uppercase()),
+async fn connect_again(client: &Client, query: &LogQuery, last: i64) -> Result<LogStream> {
+    let mut wait = FIRST_RETRY;
+    let mut is_told = false;
+    loop {
+        match client.follow_logs(query, Some(last)).await {
+            Ok(stream) => {
+                if is_told {
+                    eprintln!("  the host is back");
+                }
+                return Ok(stream);
+            }
+            // It is there, and refuses: the agent is gone, for instance.
+            Err(error)
+                if error.downcast_ref().is_some_and(|refused: &Refused| refused.code != "shutting_down") =>
+            {
+                return Err(error);
+            }
+            Err(_gone) => {
+                if !is_told {
+                    eprintln!("  the host is gone; waiting for it");
+                    is_told = true;
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(LAST_RETRY);
+            }
+        }
+    }
+}
+
+impl Printer {
+    fn print(&self, line: &LogLine) -> Result<()> {
+        if self.json { out::json_line(line) } else { out::line(&self.for_people(line)) }
+    }
+
+    fn for_people(&self, line: &LogLine) -> String {
+        let paint = self.paint;
+        let level = match line.level.as_str() {
+            "error" => paint.red("ERROR"),
+            "warn" => paint.yellow(" WARN"),
+            "info" => paint.green(" INFO"),
+            other => format!("{:>5}", other.to_uppercase()),
+        };
+        let seconds = line.at_ms / 1000;
+        let (hours, minutes, rest) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+        let at = format!("{hours:02}:{minutes:02}:{rest:02}.{:03}", line.at_ms % 1000);
+        let agent = if self.names_agent { format!(" {}", line.agent) } else { String::new() };
+        // What an agent logs while it is described belongs to no session.
+        let place = match (line.session.as_str(), line.turn) {
+            ("", _) => String::new(),
+            (session, turn) => format!(" {session}#{turn}"),
+        };
+        format!("{} {level}{} {}", paint.dim(&at), paint.dim(&format!("{agent}{place}")), line.message)
+    }
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no age; write 90s, 10m, 2h or 1d");
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3_600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
     };
-    let seconds = line.at_ms / 1000;
-    let (hours, minutes, rest) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let at = format!("{hours:02}:{minutes:02}:{rest:02}.{:03}", line.at_ms % 1000);
-    let whence = match (&line.session, line.turn) {
-        (Some(session), Some(turn)) => format!(" {session}#{turn}"),
-        (Some(session), None) => format!(" {session}"),
-        _ => String::new(),
-    };
-    format!("{} {level}{} {}", paint.dim(&at), paint.dim(&whence), line.message)
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    count.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
 }
 
 #[cfg(test)]
@@ -79,15 +169,29 @@ mod tests {
 
     #[test]
     fn line_has_time_level_session_turn_and_message() {
-        let line = LogLine {
+        let mut line = LogLine {
             id: 1,
-            session: Some("room-7".into()),
-            turn: Some(3),
+            agent: "concierge".into(),
+            session: "room-7".into(),
+            turn: 3,
             at_ms: 1_700_000_000_123,
             level: "info".into(),
             message: "hello".into(),
         };
         // Tests do not run on a terminal, so nothing is coloured.
-        assert_eq!(for_people(&line, style::stdout()).trim(), "22:13:20.123  INFO room-7#3 hello");
+        let printer = |names_agent| Printer { json: false, names_agent, paint: style::stdout() };
+        assert_eq!(printer(false).for_people(&line).trim(), "22:13:20.123  INFO room-7#3 hello");
+        assert_eq!(printer(true).for_people(&line).trim(), "22:13:20.123  INFO concierge room-7#3 hello");
+        line.session.clear();
+        assert_eq!(printer(false).for_people(&line).trim(), "22:13:20.123  INFO hello");
+    }
+
+    #[test]
+    fn an_age_has_a_unit() {
+        assert_eq!(age("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(age("2h"), Ok(Duration::from_secs(7_200)));
+        for wrong in ["", "10", "m", "1w", "-1s", "1é", "99999999999999999999d"] {
+            assert!(age(wrong).is_err_and(|message| message.contains("90s, 10m")), "{wrong}");
+        }
     }
 }

@@ -1,15 +1,13 @@
-//! `/v1/agents`: deploying agents, what is deployed, and what they logged.
+//! `/v1/agents`: deploying agents, and what is deployed.
 
-use super::page_limit;
 use crate::{ApiError, Gateway, headers};
 use axum::{
     Json,
-    extract::{Multipart, Path, Query, State, multipart::MultipartError},
+    extract::{Multipart, Path, State, multipart::MultipartError},
     http::StatusCode,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
-use skep_runtime::{AgentDetail, AgentSummary, LogLine, Manifest};
+use skep_runtime::{AgentDetail, AgentSummary, Manifest};
 
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
 
@@ -82,23 +80,6 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Deserialize)]
-pub(crate) struct LogQuery {
-    /// Lines after this id; without it the newest ones.
-    after: Option<i64>,
-    limit: Option<u32>,
-}
-
-pub(crate) async fn logs(
-    State(gateway): State<Gateway>,
-    Path(agent): Path<String>,
-    Query(query): Query<LogQuery>,
-) -> Result<Json<Value>, ApiError> {
-    let lines = gateway.host.logs(&agent, query.after.unwrap_or(0), page_limit(query.limit)?).await?;
-    let lines: Vec<Value> = lines.iter().map(log_json).collect();
-    Ok(Json(json!({"object": "list", "data": lines})))
-}
-
 pub(super) fn summary_json(agent: &AgentSummary) -> Value {
     json!({
         "object": "agent",
@@ -149,17 +130,6 @@ fn detail_json(agent: &AgentDetail) -> Value {
     });
     value["tools"] = tools.collect();
     value
-}
-
-fn log_json(line: &LogLine) -> Value {
-    json!({
-        "id": line.id,
-        "session": line.session,
-        "turn": line.turn,
-        "at_ms": line.at_ms,
-        "level": line.level,
-        "message": line.message,
-    })
 }
 
 fn form_error(error: MultipartError) -> ApiError {

@@ -8,7 +8,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use std::sync::atomic::Ordering;
 
 /// The process lives.
 pub(crate) async fn healthz() -> Json<Value> {
@@ -17,7 +16,7 @@ pub(crate) async fn healthz() -> Json<Value> {
 
 /// Whether new work is welcome: not while the server drains, nor while a model's steps fail.
 pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
-    if gateway.draining.load(Ordering::Relaxed) {
+    if *gateway.draining.borrow() {
         let error =
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down");
         return error.into_response();

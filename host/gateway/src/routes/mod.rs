@@ -6,6 +6,7 @@ pub(crate) mod ai_run;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
 pub(crate) mod health;
+pub(crate) mod logs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod session_exports;

@@ -7,6 +7,7 @@ use crate::{
     engine::WasmEngine,
     event::Outbox,
     host_tools::HostTools,
+    log_follower::LogGrowth,
     session::LiveTurns,
 };
 use skep_engine::ModelSet;
@@ -48,6 +49,7 @@ pub(crate) struct Services {
     pub(crate) outbox: Outbox,
     /// Rung when something may be due earlier than was known.
     pub(crate) courier_bell: Notify,
+    pub(crate) log_growth: LogGrowth,
 }
 
 #[derive(Default)]
@@ -102,6 +104,7 @@ impl Services {
             clock,
             outbox,
             courier_bell,
+            log_growth: LogGrowth::new(),
         })
     }
 
@@ -288,8 +291,9 @@ impl Services {
         if lines.is_empty() {
             return;
         }
-        if let Err(error) = self.store.append_logs(agent, session, turn, lines).await {
-            tracing::error!(agent, session, turn, "log lines were lost: {error}");
+        match self.store.append_logs(agent, session, turn, lines).await {
+            Ok(()) => self.log_growth.grew(),
+            Err(error) => tracing::error!(agent, session, turn, "log lines were lost: {error}"),
         }
     }
 
@@ -299,6 +303,8 @@ impl Services {
 
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        // Those who follow a log wait for nothing any more.
+        self.log_growth.grew();
     }
 
     /// Takes a turn, unless the agent has as many as it may.

@@ -309,10 +309,17 @@ impl Actor {
         let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
         let tells = !events.is_empty();
         let error = StoredFailure::encode(error);
+        let has_logged = !logs.is_empty();
         let failure = TurnFailure { key, agent, session, number, at_ms, error, logs, events };
         match self.services.store.fail_turn(failure).await {
-            Ok(()) if tells => self.services.courier_bell.notify_one(),
-            Ok(()) => {}
+            Ok(()) => {
+                if tells {
+                    self.services.courier_bell.notify_one();
+                }
+                if has_logged {
+                    self.services.log_growth.grew();
+                }
+            }
             Err(error) => tracing::error!("the failure of a turn cannot be stored: {error}"),
         }
     }
@@ -412,6 +419,9 @@ impl Actor {
         }
         if rings {
             self.services.courier_bell.notify_one();
+        }
+        if !commit.logs.is_empty() {
+            self.services.log_growth.grew();
         }
         let memory = self.memory().await?;
         memory.turns = outcome.turn;

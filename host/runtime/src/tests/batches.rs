@@ -5,8 +5,8 @@ use super::{
     guest::{Guest, echo},
 };
 use crate::{
-    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, NewBatch, RuntimeError,
-    RuntimeOptions,
+    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, LogFilter, NewBatch,
+    RuntimeError, RuntimeOptions,
 };
 use skep_engine::{
     Engine, GenerateRequest, Priority, Sampling, TokenStream,
@@ -128,7 +128,7 @@ async fn what_fails_each_time_is_parked_with_its_error() {
     assert_eq!((status.items.failed, status.items.total()), (1, 1));
     assert_eq!(error_of(&items[0].outcome).0, "agent_trapped");
     let sessions = format!("batch-{id}-0");
-    let logs = host.agents.logs("trap", 0, 100).await.expect("readable");
+    let logs = host.agents.logs(&LogFilter::of_agent("trap"), None, 100).await.expect("readable");
     let attempts = logs.iter().filter(|line| line.session == sessions).count();
     assert_eq!(attempts, 3, "{logs:?}");
 }

@@ -4,7 +4,7 @@ use super::{
     fixture::Host,
     guest::{Guest, component},
 };
-use crate::{AlarmOrigin, Manifest, Origin, RuntimeError};
+use crate::{AlarmOrigin, LogFilter, Manifest, Origin, RuntimeError};
 
 /// Of WASI, what the command below calls.
 const IO: &str = "package wasi:io@0.2.3;
@@ -84,7 +84,7 @@ async fn a_command_reads_the_message_and_its_output_is_the_reply() {
     assert_eq!(host.answer("command", "s", "hello\nthere\n").await, "hello\nthere\n");
     assert_eq!(host.answer("command", "s", "quits in good order").await, "quits in good order");
     assert_eq!(host.answer("command", "s", "").await, "");
-    let logs = host.agents.logs("command", 0, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("it is there");
     assert!(logs.is_empty(), "the reply is not logged: {logs:?}");
 }
 
@@ -94,7 +94,7 @@ async fn a_status_other_than_0_is_a_failure_with_the_words_of_standard_error() {
     let said = error(&host, "errors are told\n").await;
     assert_eq!(said.code(), "agent_failed");
     assert_eq!(said.to_string(), "the agent failed: it exited with status 1: errors are told");
-    let logs = host.agents.logs("command", 0, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("it is there");
     assert_eq!(
         (logs.len(), logs[0].level.as_str(), logs[0].message.as_str()),
         (1, "warn", "errors are told")

@@ -4,7 +4,7 @@ use super::{
     fixture::Host,
     guest::{Guest, spinner},
 };
-use crate::{Manifest, RuntimeError};
+use crate::{LogFilter, Manifest, RuntimeError};
 
 const LOG: &str = r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#;
 const STATE_GET: &str = r#"(import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
@@ -70,7 +70,7 @@ async fn a_log_is_cut_at_log_kb_and_says_so() {
     let host = Host::start().await;
     host.deploy("flood", "[limits]\nlog_kb = 1", flood).await.expect("valid");
     host.answer("flood", "s", "go").await;
-    let lines = host.agents.logs("flood", 0, 100).await.expect("it is there");
+    let lines = host.agents.logs(&LogFilter::of_agent("flood"), None, 100).await.expect("it is there");
     assert_eq!(lines.len(), 4, "three lines of 300 bytes, and what became of the others");
     assert!(lines[3].message.starts_with("7 more lines") && lines[3].message.contains("`log_kb`"));
 }

@@ -4,7 +4,7 @@ use super::{
     fixture::{Host, invocation},
     guest::{Guest, counter, echo, spinner},
 };
-use crate::{RunHandle, RuntimeOptions};
+use crate::{LogFilter, RunHandle, RuntimeOptions};
 use std::time::Duration;
 
 /// Enough CPU that a test ends it and not the limit.
@@ -43,7 +43,7 @@ async fn a_turn_that_fails_leaves_nothing_but_its_log() {
     host.deploy("broken", "", logging).await.expect("valid");
     let error = host.ask("broken", "s", "go").await.expect_err("it traps").to_string();
     assert!(error.contains("it last logged: oh no"), "{error}");
-    let logs = host.agents.logs("broken", 0, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("broken"), None, 10).await.expect("it is there");
     assert_eq!((logs[0].level.as_str(), logs[0].message.as_str(), logs[0].turn), ("error", "oh no", 1));
     assert_eq!((logs.len(), logs[1].level.as_str(), &logs[1].message), (2, "error", &error));
     assert_eq!(host.agents.session("broken", "s").await.expect_err("no turn").code(), "session_not_found");

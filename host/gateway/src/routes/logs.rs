@@ -1,0 +1,135 @@
+//! What agents logged: `/v1/agents/{agent}/logs`, and `/v1/logs` for all agents; a page, or the lines as they come.
+
+use super::page_limit;
+use crate::{
+    ApiError, Gateway, headers,
+    sse::{self, Message, Step, Writer},
+};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::{Stream, StreamExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::{LogFilter, LogFollower, LogLine};
+
+/// The least first.
+const LEVELS: [&str; 4] = ["debug", "info", "warn", "error"];
+
+#[derive(Deserialize)]
+pub(crate) struct LogQuery {
+    /// Lines after this id; without it the newest ones.
+    after: Option<i64>,
+    limit: Option<u32>,
+    session: Option<String>,
+    /// This one and those above it.
+    level: Option<String>,
+    since_ms: Option<u64>,
+}
+
+pub(crate) async fn of_agent(
+    State(gateway): State<Gateway>,
+    Path(agent): Path<String>,
+    Query(query): Query<LogQuery>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    answer(gateway, Some(agent), query, headers).await
+}
+
+pub(crate) async fn of_all(
+    State(gateway): State<Gateway>,
+    Query(query): Query<LogQuery>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    answer(gateway, None, query, headers).await
+}
+
+/// A page, or a stream that goes on where the page would end. A client that lost the stream sends `Last-Event-ID`.
+async fn answer(
+    gateway: Gateway,
+    agent: Option<String>,
+    query: LogQuery,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let LogQuery { after, limit, session, level, since_ms } = query;
+    let levels = level.map_or(Ok(Vec::new()), |level| at_least(&level))?;
+    let filter = LogFilter { agent, session, since_ms, levels };
+    let limit = page_limit(limit)?;
+    if !headers::wants_events(&headers) {
+        let lines = gateway.host.logs(&filter, after.filter(|id| *id > 0), limit).await?;
+        let lines: Vec<Value> = lines.iter().map(log_json).collect();
+        return Ok(Json(json!({"object": "list", "data": lines})).into_response());
+    }
+    let last_seen = headers::last_event_id(&headers)?.and_then(|id| i64::try_from(id).ok()).or(after);
+    let page = match last_seen {
+        // The follower begins there.
+        Some(_) => Vec::new(),
+        None => gateway.host.logs(&filter, None, limit).await?,
+    };
+    let after = last_seen.or(page.last().map(|line| line.id)).unwrap_or(0);
+    let follower = gateway.host.follow_logs(filter, after);
+    let lines = futures::stream::iter([page]).chain(follow(gateway, follower));
+    Ok(sse::respond(lines.boxed(), LogEvents))
+}
+
+/// Ends when the server stops: it would wait for a stream that has no end.
+fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<LogLine>> {
+    let draining = gateway.draining.subscribe();
+    futures::stream::unfold((follower, draining), |(mut follower, mut draining)| async move {
+        let lines = tokio::select! {
+            lines = follower.next() => lines,
+            _ = draining.wait_for(|draining| *draining) => return None,
+        };
+        match lines {
+            Ok(lines) => Some((lines, (follower, draining))),
+            Err(error) => {
+                tracing::debug!(%error, "a stream of log lines ends");
+                None
+            }
+        }
+    })
+}
+
+struct LogEvents;
+
+impl Writer for LogEvents {
+    type Item = Vec<LogLine>;
+
+    fn write(&mut self, lines: Vec<LogLine>) -> Step {
+        let event = |line: &LogLine| Message {
+            id: u64::try_from(line.id).ok(),
+            name: Some("log"),
+            data: log_json(line).to_string(),
+        };
+        Step::Go(lines.iter().map(event).collect())
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        Vec::new()
+    }
+}
+
+fn at_least(level: &str) -> Result<Vec<&'static str>, ApiError> {
+    match LEVELS.iter().position(|known| *known == level) {
+        Some(least) => Ok(LEVELS[least..].to_vec()),
+        None => {
+            let message = format!("level is {level:?}; it may be {}", LEVELS.join(", "));
+            Err(ApiError::parameter("level", message))
+        }
+    }
+}
+
+fn log_json(line: &LogLine) -> Value {
+    json!({
+        "id": line.id,
+        "agent": line.agent,
+        "session": line.session,
+        "turn": line.turn,
+        "at_ms": line.at_ms,
+        "level": line.level,
+        "message": line.message,
+    })
+}
