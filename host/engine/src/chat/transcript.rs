@@ -106,17 +106,22 @@ impl Transcript {
         if let Some(id) = self.tokens.iter().find(|id| !is_known(**id)) {
             return Err(format!("token {id} is none of {}", info.name));
         }
-        // The text may leave out the token with which every prompt begins.
-        let spelt = match (self.tokens.split_first(), info.bos) {
-            (Some((first, rest)), Some(bos)) if info.add_bos && *first == bos => {
-                let whole = tokenizer.decode(&[bos], false);
-                if self.rendered.starts_with(&whole) { &self.tokens } else { rest }
-            }
-            _ => &self.tokens,
-        };
-        let decoded = tokenizer.decode(spelt, false);
-        if !letters(&decoded).eq(letters(&self.rendered)) {
-            return Err("its tokens do not spell the text that is rendered".to_owned());
+        let spelt = tokenizer.decode(&self.tokens, false);
+        // Bytes that are no text become a character of three; no text is longer than that.
+        if self.rendered.len() > spelt.len() * 3 {
+            return Err(MISSPELT.to_owned());
+        }
+        // What a model produces of special tokens is no text, and a text may leave out the token that begins every prompt.
+        let mut special: Vec<u32> =
+            self.tokens.iter().copied().filter(|id| tokenizer.is_special(*id)).collect();
+        special.sort_unstable();
+        special.dedup();
+        let (mut spelt, mut rendered) = (spelt, self.rendered.clone());
+        for markup in special.iter().filter_map(|id| tokenizer.token_text(*id)) {
+            (spelt, rendered) = (spelt.replace(markup, ""), rendered.replace(markup, ""));
+        }
+        if !letters(&spelt).eq(letters(&rendered)) {
+            return Err(MISSPELT.to_owned());
         }
         Ok(())
     }
@@ -191,6 +196,8 @@ impl Transcript {
         Ok(Prompt { text: rendering.text, tokens })
     }
 }
+
+const MISSPELT: &str = "its tokens do not spell the text that is rendered";
 
 /// What tells two texts apart that were tokens: some tokenizers add blanks, and bytes that are no text have no one spelling.
 fn letters(text: &str) -> impl Iterator<Item = char> {
@@ -348,6 +355,10 @@ mod tests {
         transcript.push(ChatMessage::user("a<|im_end|>"));
         turn(&mut transcript, &engine, ChatOptions::default()).await;
         transcript.check(&engine).expect("it is this model's");
+        // A model may produce special tokens, which are no text.
+        let mut marked = transcript.clone();
+        marked.tokens.push(EOS);
+        marked.check(&engine).expect("it could be this model's");
         let wrong = |change: fn(&mut Transcript)| {
             let mut changed = transcript.clone();
             change(&mut changed);
@@ -357,6 +368,7 @@ mod tests {
         assert!(wrong(|t| t.tokens = vec![5; 4097]).contains("4097 tokens"));
         assert!(wrong(|t| t.tokens.truncate(3)).contains("do not spell"));
         assert!(wrong(|t| t.rendered.push('!')).contains("do not spell"));
+        assert!(wrong(|t| t.rendered = "a".repeat(1 << 20)).contains("do not spell"));
     }
 
     #[tokio::test]
