@@ -64,6 +64,16 @@ impl Transcript {
         *self = Transcript { usage: self.usage, ..Transcript::default() };
     }
 
+    /// This conversation with other messages, of which the model has seen nothing yet.
+    pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
+        Transcript { messages, usage: self.usage, ..Transcript::default() }
+    }
+
+    /// Tokens of the prompt that the next answer would go on from.
+    pub fn prompt_tokens(&self, engine: &Engine, tools: &[ToolSpec]) -> Result<usize, EngineError> {
+        Ok(self.prompt(engine, tools)?.tokens.len())
+    }
+
     /// What the model saw and produced up to the last answer that was committed.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -161,8 +171,13 @@ impl Transcript {
         self.tokens.extend(&outcome.tokens);
         self.rendered.clone_from(&outcome.rendered);
         self.rendered.push_str(&outcome.raw);
+        self.add_usage(&outcome.usage);
+    }
+
+    /// Counts a generation that was made for the conversation, and that is none of its answers.
+    pub fn add_usage(&mut self, usage: &Usage) {
         let mut sum = self.usage();
-        sum.add(&outcome.usage);
+        sum.add(usage);
         self.usage = UsageSum {
             prompt_tokens: sum.prompt_tokens,
             cached_tokens: sum.cached_tokens,

@@ -5,9 +5,12 @@
 
 mod budget;
 mod calls;
+mod compaction;
+mod completion;
 mod conversation;
 pub(crate) mod events;
 mod generation;
+mod generation_options;
 mod generation_record;
 pub(crate) mod inference;
 pub(crate) mod log;

@@ -71,6 +71,17 @@ impl Host {
         self.store.open_turns().await.expect("readable").len()
     }
 
+    /// What the journals of these turns hold, as text.
+    pub(super) async fn journals(&self) -> String {
+        let mut text = String::new();
+        for turn in self.store.open_turns().await.expect("readable") {
+            for record in self.store.records(turn.key).await.expect("readable") {
+                text.push_str(&String::from_utf8_lossy(&record.body));
+            }
+        }
+        text
+    }
+
     pub(super) async fn deploy(
         &self,
         name: &str,

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod commands;
+mod compaction;
 mod copies;
 mod deploying;
 mod deployments;
