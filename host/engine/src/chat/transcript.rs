@@ -112,13 +112,12 @@ impl Transcript {
         if count > limit {
             return Err(format!("it has {count} tokens; the context of {} has {limit}", info.name));
         }
-        let is_known = |id: u32| (id as usize) < info.vocabulary_size && tokenizer.token_bytes(id).is_some();
-        if let Some(id) = self.tokens.iter().find(|id| !is_known(**id)) {
+        if let Some(id) = self.tokens.iter().find(|id| **id as usize >= info.vocabulary_size) {
             return Err(format!("token {id} is none of {}", info.name));
         }
-        let spelt = tokenizer.decode(&self.tokens, false);
+        let spelt = tokenizer.decode(&self.tokens, true);
         // Bytes that are no text become a character of three; no text is longer than that.
-        if self.rendered.len() > spelt.len() * 3 {
+        if self.rendered.len() > tokenizer.decode(&self.tokens, false).len() * 3 {
             return Err(MISSPELT.to_owned());
         }
         // What a model produces of special tokens is no text, and a text may leave out the token that begins every prompt.

@@ -24,6 +24,7 @@ use skep_engine::{
     Engine, EngineError, Sampling,
     chat::{ChatMessage, ChatOptions, ChatStream, Role, ToolChoice, ToolSpec, Transcript},
 };
+use skep_model::SpecialTokens;
 use std::sync::Arc;
 
 /// Messages that stay as they are, unless there is no room for so many.
@@ -36,6 +37,9 @@ const MAX_SUMMARY_BYTES: usize = 64 << 10;
 /// It stays in the conversation as a user's message before the summary, so that speakers go on taking turns.
 const REQUEST: &str = "Summarise our conversation so far in a few sentences. Keep names, numbers, what was decided, and what \
                        is still to be done.";
+
+/// The summary of what is longer than the context.
+const TOO_LONG: &str = "It was too long to be summarised.";
 
 /// A conversation, and the first of the messages that stay.
 pub(super) struct Cut {
@@ -67,7 +71,7 @@ enum Source {
 }
 
 /// A compaction that the agent asked for, and that has begun.
-pub(crate) struct Begun(Option<(Generating, Compacting)>);
+pub(crate) struct Begun(Option<(Generating, Engine, Compacting)>);
 
 impl Cut {
     /// Keeps at most so many messages beside the system message. `None`: there is nothing to be summarised.
@@ -98,7 +102,7 @@ impl Cut {
         for at in boundaries(messages).filter(|at| (from..messages.len()).contains(at)) {
             let cut = Cut { before: before.clone(), at };
             match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, tools) {
-                Ok(tokens) if tokens + room <= engine.info().context_length => return Ok(Some(cut)),
+                Ok(tokens) if tokens + room <= engine.sequence_limit() => return Ok(Some(cut)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -129,13 +133,14 @@ impl Cut {
         self.before.rewritten(compacted)
     }
 
-    /// The conversation whose next answer is the summary: what is dropped, or the end of it that fits.
+    /// The conversation whose next answer is the summary: what is dropped, or the end of it that fits. `None`: nothing of it
+    /// does.
     fn to_summarise(
         &self,
         engine: &Engine,
         tools: &[ToolSpec],
         summary_tokens: usize,
-    ) -> Result<Transcript, EngineError> {
+    ) -> Result<Option<Transcript>, EngineError> {
         let messages = &self.before.messages()[..self.at];
         let (system, mut rest) = messages.split_at(first(messages));
         // A question that stays is not summarised.
@@ -147,19 +152,16 @@ impl Cut {
         loop {
             let request = [ChatMessage::user(REQUEST)];
             let asking = self.before.rewritten([system, rest, &request].concat());
-            let limit = engine.info().context_length;
+            let limit = engine.sequence_limit();
             match asking.prompt_tokens(engine, tools) {
-                Ok(tokens) if tokens + summary_tokens <= limit => return Ok(asking),
+                Ok(tokens) if tokens + summary_tokens <= limit => return Ok(Some(asking)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
             }
             let next = rest.iter().skip(1).position(|message| message.role == Role::User);
             rest = match next {
                 Some(next) => &rest[next + 1..],
-                None => {
-                    let (prompt, requested) = (limit, summary_tokens);
-                    return Err(EngineError::ContextOverflow { limit, prompt, requested });
-                }
+                None => return Ok(None),
             };
         }
     }
@@ -179,11 +181,19 @@ impl Compacting {
         if let Some(summary) = summary {
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source: Source::Agent(summary) }));
         }
-        let most = max_tokens.or_else(|| asked(Some(summary_tokens(engine))));
+        let most = max_tokens.map_or_else(|| summary_tokens(engine), |tokens| tokens as usize);
+        let asking = match cut.to_summarise(engine, tools, most) {
+            Ok(Some(asking)) => asking,
+            Ok(None) => {
+                let source = Source::Agent(TOO_LONG.to_owned());
+                return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
+            }
+            Err(error) => return Ok(Err(engine_error(error))),
+        };
         let identity = Identity::new("summarise", &(cut.before.messages(), cut.at, most));
         let mut call = turn.journal.call(identity)?;
         let recorded = turn.journal.recorded(&mut call)?;
-        let reservation = match turn.reserve(most) {
+        let reservation = match turn.reserve(asked(Some(most))) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(turn, &call, error))),
         };
@@ -203,10 +213,7 @@ impl Compacting {
             resume: call.tokens().to_vec(),
             ..ChatOptions::default()
         };
-        let stream = cut
-            .to_summarise(engine, tools, max_tokens)
-            .and_then(|conversation| conversation.generate(engine, options));
-        Ok(match stream.map_err(engine_error) {
+        Ok(match asking.generate(engine, options).map_err(engine_error) {
             Ok(stream) => {
                 let source = Source::Model { call, stream: Box::new(stream), reservation };
                 Ok(Compacting { turn: turn.clone(), cut, source })
@@ -220,9 +227,9 @@ impl Compacting {
     }
 
     /// The conversation in its compacted form, and the summary.
-    pub(super) async fn finish(self) -> Result<(Transcript, String), Error> {
+    pub(super) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
         let Compacting { turn, cut, source } = self;
-        let (summary, usage) = match source {
+        let (mut summary, usage) = match source {
             Source::Agent(summary) => (summary, None),
             Source::Recorded { record, place, reservation } => {
                 place.reached().await;
@@ -246,7 +253,9 @@ impl Compacting {
                 (generation.text, Some(usage))
             }
         };
-        let summary = summary.trim().to_owned();
+        if let Some(usage) = &usage {
+            summary = within(engine, summary.trim(), usage.completion_tokens as usize)?;
+        }
         let mut compacted = cut.apply(&summary);
         if let Some(usage) = usage {
             compacted.add_usage(&usage);
@@ -276,17 +285,18 @@ pub(crate) fn begin(
     };
     let keep = keep_recent.map_or(KEEP_RECENT, |keep| keep as usize);
     let Some(cut) = Cut::keeping(&before, keep) else { return Ok(Ok(Begun(None))) };
-    let begun = Compacting::begin(turn, &conversation.engine, cut, &[], summary, max_tokens)?;
-    Ok(begun.map(|compacting| Begun(Some((generating, compacting)))))
+    let engine = conversation.engine.clone();
+    let begun = Compacting::begin(turn, &engine, cut, &[], summary, max_tokens)?;
+    Ok(begun.map(|compacting| Begun(Some((generating, engine, compacting)))))
 }
 
 impl Begun {
     pub(crate) async fn finish(self) -> Result<Compaction, Error> {
-        let Some((generating, compacting)) = self.0 else {
+        let Some((generating, engine, compacting)) = self.0 else {
             return Ok(Compaction { dropped: 0, summary: String::new() });
         };
         let dropped = u32::try_from(compacting.cut.dropped()).unwrap_or(u32::MAX);
-        let (compacted, summary) = compacting.finish().await?;
+        let (compacted, summary) = compacting.finish(&engine).await?;
         generating.rewrite(&compacted)?;
         Ok(Compaction { dropped, summary })
     }
@@ -315,8 +325,20 @@ fn first(messages: &[ChatMessage]) -> usize {
     usize::from(messages.first().is_some_and(|message| message.role == Role::System))
 }
 
+/// The beginning of a text that has at most so many tokens: what a model produced may have more when it is encoded.
+fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
+    let tokenizer = engine.tokenizer();
+    let encoded = tokenizer.encode(text, SpecialTokens::Literal);
+    let encoded = encoded.map_err(|error| engine_error(error.into()))?;
+    if encoded.len() <= tokens {
+        return Ok(text.to_owned());
+    }
+    let kept = tokenizer.decode(&encoded[..tokens], false);
+    Ok(kept.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned())
+}
+
 fn summary_tokens(engine: &Engine) -> usize {
-    (engine.info().context_length / SUMMARY_SHARE).clamp(1, SUMMARY_TOKENS)
+    (engine.sequence_limit() / SUMMARY_SHARE).clamp(1, SUMMARY_TOKENS)
 }
 
 #[cfg(test)]

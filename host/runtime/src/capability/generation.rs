@@ -55,7 +55,7 @@ enum Work {
     Recorded {
         record: GenerationRecord,
         place: Place,
-        compacting: Option<Compacting>,
+        compacting: Option<(Compacting, Engine)>,
     },
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn begin(
         let compacting = match cut {
             None => None,
             Some(cut) => match Compacting::begin(&turn, engine, cut, &chat.tools, policy.summary(), None)? {
-                Ok(compacting) => Some(compacting),
+                Ok(compacting) => Some((compacting, engine.clone())),
                 Err(error) => return Ok(Err(error)),
             },
         };
@@ -223,7 +223,7 @@ async fn compact(
     visible: bool,
 ) -> Result<Started, Error> {
     let compacted_at = Some(compacting.at());
-    let begun = match compacting.finish().await {
+    let begun = match compacting.finish(engine).await {
         Ok((before, _summary)) => {
             before.generate(engine, chat).map(|stream| (before, stream)).map_err(engine_error)
         }
@@ -239,15 +239,15 @@ async fn compact(
 async fn recall(
     record: GenerationRecord,
     place: Place,
-    compacting: Option<Compacting>,
+    compacting: Option<(Compacting, Engine)>,
     generating: Generating,
     mut before: Transcript,
     reservation: Reservation,
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
     // If the summary failed, so did what was recorded.
-    if let Some(compacting) = compacting
-        && let Ok((compacted, _summary)) = compacting.finish().await
+    if let Some((compacting, engine)) = compacting
+        && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
         before = compacted;
     }
