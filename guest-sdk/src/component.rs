@@ -26,9 +26,7 @@ use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, ty
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Agent, AgentError, Alarm, Entry, Event, FetchRequest, Finish, GenerateOptions, Generation, HostTool,
-    HostToolError, HttpError, HttpRequest, HttpResponse, InferenceError, Message, ModelInfo, Origin, Output,
-    StateError, Timing, ToolCall, ToolChoice, ToolHints, Usage,
+    Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, Entry, Event, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest, HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, ToolHints, Usage,
 };
 
 pub use self::bindings::export_agent as export;
@@ -217,6 +215,29 @@ impl HostConversation for wit::Conversation {
 
     fn messages(&self) -> Vec<Entry> {
         wit::Conversation::messages(self).into_iter().map(entry_from).collect()
+    }
+
+    fn messages_page(&self, skip: u32, limit: u32) -> Vec<Entry> {
+        wit::Conversation::messages_page(self, skip, limit).into_iter().map(entry_from).collect()
+    }
+
+    fn set_compaction(&self, policy: &CompactionPolicy) {
+        let policy = match policy {
+            CompactionPolicy::Auto => wit::CompactionPolicy::Auto,
+            CompactionPolicy::Off => wit::CompactionPolicy::Off,
+            CompactionPolicy::Summary(text) => wit::CompactionPolicy::Summary(text.clone()),
+        };
+        wit::Conversation::set_compaction(self, &policy);
+    }
+
+    fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>> {
+        let CompactOptions { keep_recent, summary, max_tokens } = options;
+        Box::pin(async move {
+            let options = wit::CompactOptions { keep_recent, summary, max_tokens };
+            let wit::Compaction { dropped, summary } =
+                wit::Conversation::compact(self, options).await.map_err(error_from)?;
+            Ok(Compaction { dropped, summary })
+        })
     }
 
     fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>> {

@@ -13,8 +13,8 @@ use crate::host::{HostConversation, HostStream};
 use crate::host_tools::OfferedTools;
 use crate::options::option_methods;
 use crate::{
-    AgentError, Context, Entry, GenerateOptions, Generation, InferenceError, Output, Reply, ToolCall,
-    ToolChoice, Usage, attempt, join_all, schema,
+    AgentError, CompactOptions, Compaction, CompactionPolicy, Context, Entry, GenerateOptions, Generation,
+    InferenceError, Output, Reply, ToolCall, ToolChoice, Usage, attempt, join_all, schema,
 };
 
 const DEFAULT_MAX_ROUNDS: u32 = 8;
@@ -178,6 +178,26 @@ impl<'a> Conversation<'a> {
     /// Everything so far, the system message first.
     pub fn messages(&self) -> Result<Vec<Entry>, InferenceError> {
         Ok(self.host.clone()?.messages())
+    }
+
+    /// Everything after the first `skip` messages, at most `limit` of them.
+    pub fn messages_page(&self, skip: u32, limit: u32) -> Result<Vec<Entry>, InferenceError> {
+        Ok(self.host.clone()?.messages_page(skip, limit))
+    }
+
+    /// What becomes of the conversation in this turn when an answer would not fit into the model's context any more. Without
+    /// it: what `compaction` under `[sessions]` in `agent.toml` says, which is to summarise.
+    pub fn compaction(self, policy: CompactionPolicy) -> Self {
+        self.append(|host| {
+            host.set_compaction(&policy);
+            Ok(())
+        })
+    }
+
+    /// Puts a summary in the place of everything between the system message and the most recent messages.
+    pub async fn compact(&self, options: CompactOptions) -> Result<Compaction, InferenceError> {
+        let host = self.host.clone()?;
+        host.compact(options).await
     }
 
     /// Forgets all messages.

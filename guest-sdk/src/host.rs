@@ -9,8 +9,7 @@ use std::rc::Rc;
 use serde_json::Value;
 
 use crate::{
-    Entry, FetchRequest, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse,
-    InferenceError, ModelInfo, StateError, Usage,
+    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, StateError, Usage,
 };
 
 /// A boxed future of this thread.
@@ -69,6 +68,9 @@ pub trait HostConversation {
         outcome: &Result<Value, String>,
     ) -> Result<(), InferenceError>;
     fn messages(&self) -> Vec<Entry>;
+    fn messages_page(&self, skip: u32, limit: u32) -> Vec<Entry>;
+    fn set_compaction(&self, policy: &CompactionPolicy);
+    fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>>;
     fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>>;
     fn stream(&self, options: GenerateOptions) -> Task<'_, Result<Box<dyn HostStream>, InferenceError>>;
     fn fork(&self, name: &str) -> Result<Rc<dyn HostConversation>, InferenceError>;

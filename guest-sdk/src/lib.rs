@@ -56,6 +56,7 @@ mod agent;
 mod context;
 mod conversation;
 
+mod compaction;
 mod completion;
 mod generation;
 mod options;
@@ -87,6 +88,7 @@ pub mod testing;
 pub mod __private;
 
 pub use agent::Agent;
+pub use compaction::{CompactOptions, Compaction, CompactionPolicy};
 pub use completion::Completion;
 pub use context::{Context, Log};
 pub use conversation::{Conversation, TextStream};

@@ -54,6 +54,38 @@ impl State<'_> {
         }
     }
 
+    /// A page of values with their keys, in the order of the keys: those that begin with `prefix` and come after `after`, at
+    /// most `limit`. A value that is not a `T` is an error.
+    ///
+    /// ```
+    /// # use skep_sdk::{Context, StateError};
+    /// fn total(cx: &Context) -> Result<u64, StateError> {
+    ///     let (mut total, mut last) = (0, None::<String>);
+    ///     loop {
+    ///         let page = cx.state().list::<u64>("price/", last.as_deref(), 100)?;
+    ///         total += page.iter().map(|(_, price)| price).sum::<u64>();
+    ///         match page.into_iter().next_back() {
+    ///             Some((key, _)) => last = Some(key),
+    ///             None => return Ok(total),
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn list<T: DeserializeOwned>(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<(String, T)>, StateError> {
+        let mut page = Vec::new();
+        for key in self.host.state_keys(prefix, after, limit) {
+            if let Some(value) = self.get(&key)? {
+                page.push((key, value));
+            }
+        }
+        Ok(page)
+    }
+
     /// Writes `value` only if the current value is `expected` (`None`: absent), byte for byte as JSON. Whether it did.
     pub fn compare_and_set<T: Serialize + ?Sized>(
         &self,

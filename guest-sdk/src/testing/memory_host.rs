@@ -10,19 +10,23 @@ use std::task::Poll;
 
 use serde_json::Value;
 
+use super::compaction;
 use super::harness::ToolCallRecord;
 use super::model::Step;
 use super::validate::validate;
 use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError,
-    HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing, ToolCall, ToolChoice,
+    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing, ToolCall, ToolChoice,
     ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
 const MAX_KEY_BYTES: usize = 256;
+/// The host's bound for values, in bytes.
+const MAX_VALUE_BYTES: usize = 256 << 10;
+/// Messages that a compaction keeps unless it is told otherwise.
+const KEEP_RECENT: u32 = 8;
 const MODEL: &str = "scripted";
 
 /// What a session keeps between turns.
@@ -274,6 +278,10 @@ impl Host for MemoryHost {
         if key.is_empty() || key.len() > MAX_KEY_BYTES {
             return Err(StateError::InvalidKey(format!("{} bytes; it has 1 to {MAX_KEY_BYTES}", key.len())));
         }
+        if value.len() > MAX_VALUE_BYTES {
+            let why = format!("{} bytes under {key:?}; a value has at most {MAX_VALUE_BYTES}", value.len());
+            return Err(StateError::QuotaExceeded(why));
+        }
         self.world.borrow_mut().saved.state.insert(key.to_owned(), value.to_owned());
         Ok(())
     }
@@ -399,6 +407,32 @@ impl HostConversation for MemoryConversation {
 
     fn messages(&self) -> Vec<Entry> {
         self.world.borrow_mut().entries(&self.name).clone()
+    }
+
+    fn messages_page(&self, skip: u32, limit: u32) -> Vec<Entry> {
+        let mut world = self.world.borrow_mut();
+        world.entries(&self.name).iter().skip(skip as usize).take(limit as usize).cloned().collect()
+    }
+
+    /// A script has no context that could be full.
+    fn set_compaction(&self, _policy: &CompactionPolicy) {}
+
+    fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>> {
+        Box::pin(async move {
+            let mut world = self.world.borrow_mut();
+            let entries = world.entries(&self.name).clone();
+            let keep = options.keep_recent.unwrap_or(KEEP_RECENT) as usize;
+            let Some(at) = compaction::cut(&entries, keep) else {
+                return Ok(Compaction { dropped: 0, summary: String::new() });
+            };
+            let summary = match options.summary {
+                Some(summary) => summary,
+                None => world.generate(entries[..at].to_vec(), &GenerateOptions::default())?.text,
+            };
+            *world.entries(&self.name) = compaction::compacted(&entries, at, &summary);
+            let system = entries.iter().take_while(|entry| matches!(entry, Entry::System(_))).count();
+            Ok(Compaction { dropped: (at - system) as u32, summary })
+        })
     }
 
     fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>> {

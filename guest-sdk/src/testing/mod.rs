@@ -33,6 +33,7 @@ mod memory_host;
 mod validate;
 
 mod block_on;
+mod compaction;
 
 pub use block_on::block_on;
 pub use harness::{Harness, Outcome, ToolCallRecord};

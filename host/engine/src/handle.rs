@@ -214,6 +214,11 @@ impl Engine {
         }
     }
 
+    /// Tokens that prompt and output may have together: the model's context, or what the KV pages hold if that is less.
+    pub fn sequence_limit(&self) -> usize {
+        self.shared.sequence_limit
+    }
+
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
     }

@@ -66,7 +66,7 @@ pub use options::RuntimeOptions;
 pub use portable::{PortableConversation, PortableSession};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
-pub use session_policy::SessionsToml;
+pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::LogFilter;

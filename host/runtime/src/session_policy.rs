@@ -1,4 +1,4 @@
-//! The `[sessions]` of an `agent.toml`: how long the agent's sessions are kept.
+//! The `[sessions]` of an `agent.toml`: how long the agent's sessions are kept, and what becomes of long conversations.
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,19 @@ pub struct SessionsToml {
     /// Hours after a session's last turn after which it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_h: Option<u32>,
+    /// What becomes of a conversation that does not fit into the model's context any more, unless the agent says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<CompactionMode>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CompactionMode {
+    /// Its middle is summarised.
+    #[default]
+    Auto,
+    /// The generation is refused.
+    Off,
 }
 
 impl SessionsToml {
@@ -28,6 +41,10 @@ impl SessionsToml {
             }),
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn compaction(&self) -> CompactionMode {
+        self.compaction.unwrap_or_default()
     }
 
     /// How long a session is kept: the shorter of what the agent and what the operator says. `None`: until it is deleted.
@@ -51,7 +68,7 @@ mod tests {
             (Some(5), Some(3), 3.into()),
         ] {
             let expected: Option<u64> = expected;
-            let ttl = SessionsToml { ttl_h: asked }.ttl_within(ceiling.and_then(hours));
+            let ttl = SessionsToml { ttl_h: asked, ..Default::default() }.ttl_within(ceiling.and_then(hours));
             assert_eq!(ttl, expected.and_then(hours), "{asked:?} within {ceiling:?}");
         }
     }

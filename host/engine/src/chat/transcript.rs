@@ -64,6 +64,16 @@ impl Transcript {
         *self = Transcript { usage: self.usage, ..Transcript::default() };
     }
 
+    /// This conversation with other messages, of which the model has seen nothing yet.
+    pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
+        Transcript { messages, usage: self.usage, ..Transcript::default() }
+    }
+
+    /// Tokens of the prompt that the next answer would go on from.
+    pub fn prompt_tokens(&self, engine: &Engine, tools: &[ToolSpec]) -> Result<usize, EngineError> {
+        Ok(self.prompt(engine, tools)?.tokens.len())
+    }
+
     /// What the model saw and produced up to the last answer that was committed.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -102,21 +112,25 @@ impl Transcript {
         if count > limit {
             return Err(format!("it has {count} tokens; the context of {} has {limit}", info.name));
         }
-        let is_known = |id: u32| (id as usize) < info.vocabulary_size && tokenizer.token_bytes(id).is_some();
-        if let Some(id) = self.tokens.iter().find(|id| !is_known(**id)) {
+        if let Some(id) = self.tokens.iter().find(|id| **id as usize >= info.vocabulary_size) {
             return Err(format!("token {id} is none of {}", info.name));
         }
-        // The text may leave out the token with which every prompt begins.
-        let spelt = match (self.tokens.split_first(), info.bos) {
-            (Some((first, rest)), Some(bos)) if info.add_bos && *first == bos => {
-                let whole = tokenizer.decode(&[bos], false);
-                if self.rendered.starts_with(&whole) { &self.tokens } else { rest }
-            }
-            _ => &self.tokens,
-        };
-        let decoded = tokenizer.decode(spelt, false);
-        if !letters(&decoded).eq(letters(&self.rendered)) {
-            return Err("its tokens do not spell the text that is rendered".to_owned());
+        let spelt = tokenizer.decode(&self.tokens, true);
+        // Bytes that are no text become a character of three; no text is longer than that.
+        if self.rendered.len() > tokenizer.decode(&self.tokens, false).len() * 3 {
+            return Err(MISSPELT.to_owned());
+        }
+        // What a model produces of special tokens is no text, and a text may leave out the token that begins every prompt.
+        let mut special: Vec<u32> =
+            self.tokens.iter().copied().filter(|id| tokenizer.is_special(*id)).collect();
+        special.sort_unstable();
+        special.dedup();
+        let (mut spelt, mut rendered) = (spelt, self.rendered.clone());
+        for markup in special.iter().filter_map(|id| tokenizer.token_text(*id)) {
+            (spelt, rendered) = (spelt.replace(markup, ""), rendered.replace(markup, ""));
+        }
+        if !letters(&spelt).eq(letters(&rendered)) {
+            return Err(MISSPELT.to_owned());
         }
         Ok(())
     }
@@ -156,8 +170,13 @@ impl Transcript {
         self.tokens.extend(&outcome.tokens);
         self.rendered.clone_from(&outcome.rendered);
         self.rendered.push_str(&outcome.raw);
+        self.add_usage(&outcome.usage);
+    }
+
+    /// Counts a generation that was made for the conversation, and that is none of its answers.
+    pub fn add_usage(&mut self, usage: &Usage) {
         let mut sum = self.usage();
-        sum.add(&outcome.usage);
+        sum.add(usage);
         self.usage = UsageSum {
             prompt_tokens: sum.prompt_tokens,
             cached_tokens: sum.cached_tokens,
@@ -191,6 +210,8 @@ impl Transcript {
         Ok(Prompt { text: rendering.text, tokens })
     }
 }
+
+const MISSPELT: &str = "its tokens do not spell the text that is rendered";
 
 /// What tells two texts apart that were tokens: some tokenizers add blanks, and bytes that are no text have no one spelling.
 fn letters(text: &str) -> impl Iterator<Item = char> {
@@ -348,6 +369,10 @@ mod tests {
         transcript.push(ChatMessage::user("a<|im_end|>"));
         turn(&mut transcript, &engine, ChatOptions::default()).await;
         transcript.check(&engine).expect("it is this model's");
+        // A model may produce special tokens, which are no text.
+        let mut marked = transcript.clone();
+        marked.tokens.push(EOS);
+        marked.check(&engine).expect("it could be this model's");
         let wrong = |change: fn(&mut Transcript)| {
             let mut changed = transcript.clone();
             change(&mut changed);
@@ -357,6 +382,7 @@ mod tests {
         assert!(wrong(|t| t.tokens = vec![5; 4097]).contains("4097 tokens"));
         assert!(wrong(|t| t.tokens.truncate(3)).contains("do not spell"));
         assert!(wrong(|t| t.rendered.push('!')).contains("do not spell"));
+        assert!(wrong(|t| t.rendered = "a".repeat(1 << 20)).contains("do not spell"));
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! A turn works on copies of the session's conversations; what it changed is committed with it. One generation at a
 //! time extends a conversation, and nothing else changes it meanwhile.
 
-use crate::bindings::types::Error;
+use crate::bindings::{inference::CompactionPolicy, types::Error};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
     Engine, ModelSet, Usage,
@@ -39,6 +39,8 @@ struct Inner {
     phase: Phase,
     /// Of the messages, so that they stay bounded.
     text_bytes: usize,
+    /// As the agent set it in this turn.
+    compaction: Option<CompactionPolicy>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -133,6 +135,19 @@ impl Conversation {
         self.lock().transcript.messages().to_vec()
     }
 
+    /// Messages after the first `skip` ones.
+    pub(crate) fn messages_page(&self, skip: usize, limit: usize) -> Vec<ChatMessage> {
+        self.lock().transcript.messages().iter().skip(skip).take(limit).cloned().collect()
+    }
+
+    pub(crate) fn compaction(&self) -> Option<CompactionPolicy> {
+        self.lock().compaction.clone()
+    }
+
+    pub(crate) fn set_compaction(&self, policy: CompactionPolicy) {
+        self.lock().compaction = Some(policy);
+    }
+
     pub(crate) fn usage(&self) -> Usage {
         self.lock().transcript.usage()
     }
@@ -192,7 +207,7 @@ impl Conversation {
 
     fn new(engine: Engine, transcript: Transcript) -> Self {
         let text_bytes = text_bytes(transcript.messages());
-        let inner = Inner { transcript, changed: false, phase: Phase::Open, text_bytes };
+        let inner = Inner { transcript, changed: false, phase: Phase::Open, text_bytes, compaction: None };
         Conversation { engine, inner: Arc::new(Mutex::new(inner)) }
     }
 
@@ -224,6 +239,18 @@ impl Inner {
 }
 
 impl Generating {
+    /// Puts another form of the conversation in its place.
+    pub(crate) fn rewrite(&self, transcript: &Transcript) -> Result<(), Error> {
+        let mut inner = self.0.lock();
+        if inner.phase != Phase::Generating {
+            return Err(Error::Cancelled);
+        }
+        inner.transcript = transcript.clone();
+        inner.text_bytes = text_bytes(transcript.messages());
+        inner.changed = true;
+        Ok(())
+    }
+
     /// Appends what was generated.
     pub(crate) fn commit(self, outcome: &ChatOutcome) -> Result<(), Error> {
         let mut inner = self.0.lock();

@@ -6,30 +6,26 @@
 
 use super::{
     budget::{Reservation, Turn},
+    compaction::{Compacting, Cut},
     conversation::{Conversation, Generating},
+    generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
     text_stream::TextSink,
 };
 use crate::{
-    RunEvent,
+    CompactionMode, RunEvent,
     bindings::{
-        inference::{self, GenerateOptions, OutputFormat},
+        inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
     journal::{Call, Identity, Place, Stopped},
 };
 use serde_json::Value;
 use skep_engine::{
-    Constraint, EngineError, FinishReason, Finished, GenerateRequest, Sampling, Timing, TokenEvent,
-    TokenStream, Usage,
-    chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, ToolChoice, Transcript},
+    Engine, EngineError, Timing, Usage,
+    chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use skep_model::SpecialTokens;
 use std::sync::Arc;
-
-const MAX_STOP_STRINGS: usize = 16;
-const MAX_STOP_BYTES: usize = 256;
-const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
@@ -47,14 +43,33 @@ enum Work {
         stream: Box<ChatStream>,
         visible: bool,
     },
+    /// There is no room for an answer before this has ended.
+    Compacting {
+        call: Call,
+        compacting: Compacting,
+        engine: Engine,
+        chat: Box<ChatOptions>,
+        visible: bool,
+    },
     /// It ended before a restart.
     Recorded {
         record: GenerationRecord,
         place: Place,
+        compacting: Option<(Compacting, Engine)>,
     },
 }
 
-type Generated = Result<Result<inference::Generation, Error>, Stopped>;
+/// A generation under way, with the conversation that it goes on from.
+struct Started {
+    call: Call,
+    stream: Box<ChatStream>,
+    visible: bool,
+    before: Transcript,
+    /// Where the conversation was cut to make room, if it was.
+    compacted_at: Option<usize>,
+}
+
+pub(super) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
 
 /// Takes the conversation and submits the request; what is wrong with the request is known at once.
 pub(crate) fn begin(
@@ -77,48 +92,106 @@ pub(crate) fn begin(
         Ok(reservation) => reservation,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
+    let engine = &conversation.engine;
+    let policy = policy(&turn, conversation);
     if let Some((record, place)) = recorded {
-        let work = Work::Recorded { record, place };
+        let cut = record.compacted_at().map(|at| Cut::again(&before, at));
+        let compacting = match cut {
+            None => None,
+            Some(cut) => match Compacting::begin(&turn, engine, cut, &chat.tools, policy.summary(), None)? {
+                Ok(compacting) => Some((compacting, engine.clone())),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
+        let work = Work::Recorded { record, place, compacting };
         return Ok(Ok(Begun { turn, generating, before, reservation, work }));
     }
     chat.max_tokens = Some(reservation.max_tokens as usize);
     chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
     chat.resume = call.tokens().to_vec();
-    Ok(match before.generate(&conversation.engine, chat).map_err(engine_error) {
+    let overflow = match before.generate(engine, chat.clone()) {
         Ok(stream) => {
             let work = Work::Live { call, stream: Box::new(stream), visible };
+            return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+        }
+        Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
+        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+    };
+    let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
+    let cut = match Cut::fitting(&before, engine, &chat.tools, summary.as_deref(), answer_tokens) {
+        Ok(Some(cut)) => cut,
+        Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
+        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+    };
+    let at = cut.at;
+    Ok(match Compacting::begin(&turn, engine, cut, &chat.tools, summary, None)? {
+        Ok(compacting) => {
+            let (engine, chat) = (engine.clone(), Box::new(chat));
+            let work = Work::Compacting { call, compacting, engine, chat, visible };
             Ok(Begun { turn, generating, before, reservation, work })
         }
-        Err(error) => Err(refuse(&turn, &call, error)),
+        Err(error) => Err(end(&turn, &call, error, None, Some(at))),
     })
+}
+
+/// The agent's word for this conversation, or for all of them.
+fn policy(turn: &Turn, conversation: &Conversation) -> CompactionPolicy {
+    conversation.compaction().unwrap_or(match turn.agent.manifest.sessions.compaction() {
+        CompactionMode::Auto => CompactionPolicy::Auto,
+        CompactionMode::Off => CompactionPolicy::Off,
+    })
+}
+
+impl CompactionPolicy {
+    fn is_on(&self) -> bool {
+        !matches!(self, CompactionPolicy::Off)
+    }
+
+    fn summary(&self) -> Option<String> {
+        match self {
+            CompactionPolicy::Summary(text) => Some(text.clone()),
+            CompactionPolicy::Auto | CompactionPolicy::Off => None,
+        }
+    }
 }
 
 impl Begun {
     /// Generates the message and appends it. The text also goes to `sink` as it comes.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Generated {
         let Begun { turn, generating, before, reservation, work } = self;
-        let (call, stream, visible) = match work {
-            Work::Live { call, stream, visible } => (call, stream, visible),
-            Work::Recorded { record, place } => {
-                place.reached().await;
-                return Ok(repeat(record, reservation, Some((generating, &before)), sink));
+        let started = match work {
+            Work::Live { call, stream, visible } => {
+                Started { call, stream, visible, before, compacted_at: None }
+            }
+            Work::Compacting { call, compacting, engine, chat, visible } => {
+                match compact(&turn, call, compacting, &engine, *chat, visible).await {
+                    Ok(started) => started,
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            Work::Recorded { record, place, compacting } => {
+                return Ok(recall(record, place, compacting, generating, before, reservation, sink).await);
             }
         };
+        let Started { call, stream, visible, before, compacted_at } = started;
+        let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
         let followed = follow(&turn, &call, *stream, reservation, visible, sink).await;
         let outcome = match followed {
             Ok(outcome) => outcome,
-            Err(error) => return Ok(Err(end(&turn, &call, error, None))),
+            Err(error) => return Ok(Err(end(error, None))),
         };
         let figures = Some((outcome.usage, outcome.timing));
         if outcome.cut_off {
-            return Ok(Err(end(&turn, &call, Error::Truncated, figures)));
+            return Ok(Err(end(Error::Truncated, figures)));
         }
         let arguments = match validate_calls(&turn, &outcome.tool_calls) {
             Ok(arguments) => arguments,
-            Err(error) => return Ok(Err(end(&turn, &call, error, figures))),
+            Err(error) => return Ok(Err(end(error, figures))),
         };
-        if let Err(error) = generating.commit(&outcome) {
-            return Ok(Err(end(&turn, &call, error, figures)));
+        // Only an answer puts the compacted form in the conversation's place.
+        let rewritten = compacted_at.map_or(Ok(()), |_| generating.rewrite(&before));
+        if let Err(error) = rewritten.and_then(|()| generating.commit(&outcome)) {
+            return Ok(Err(end(error, figures)));
         }
         let message = Message::of(&outcome, &before);
         let mut events = vec![RunEvent::Generation { usage: outcome.usage, timing: outcome.timing }];
@@ -127,110 +200,81 @@ impl Begun {
             name: call.name.clone(),
             arguments,
         }));
-        let generation = inference::Generation {
-            text: outcome.text,
-            tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
-            finish: match outcome.finish {
-                ChatFinish::Stop => inference::FinishReason::Stop,
-                ChatFinish::Length => inference::FinishReason::Length,
-                ChatFinish::ToolCalls => inference::FinishReason::ToolCalls,
-            },
-            usage: usage(&outcome.usage),
-            timing: timing(&outcome.timing),
-        };
+        let usage = outcome.usage;
+        let generation = told(outcome);
         let record = GenerationRecord::Ended {
             result: Ok(generation.clone()),
-            usage: Some(WrittenUsage(outcome.usage)),
-            message: Some(message),
+            usage: Some(WrittenUsage(usage)),
+            message: Some(Box::new(message)),
+            compacted_at,
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
     }
 }
 
-/// Continues a text.
-pub(crate) async fn complete(
-    turn: Arc<Turn>,
-    engine: skep_engine::Engine,
-    prompt: String,
-    options: GenerateOptions,
-) -> Generated {
-    if !options.tools.is_empty() {
-        let message = "tools: a completion calls none; use a conversation";
-        return Ok(Err(Error::InvalidArgument(message.into())));
-    }
-    let visible = options.visible;
-    let checked = chat_options(&turn, &options).and_then(|chat| {
-        let tokens = engine.tokenizer().encode(&prompt, SpecialTokens::Parse);
-        Ok((chat, tokens.map_err(|error| engine_error(error.into()))?))
-    });
-    let (chat, mut tokens) = match checked {
-        Ok(checked) => checked,
-        Err(error) => return Ok(Err(error)),
+/// Waits for the compaction, and begins with the answer.
+async fn compact(
+    turn: &Turn,
+    call: Call,
+    compacting: Compacting,
+    engine: &Engine,
+    chat: ChatOptions,
+    visible: bool,
+) -> Result<Started, Error> {
+    let compacted_at = Some(compacting.at());
+    let begun = match compacting.finish(engine).await {
+        Ok((before, _summary)) => {
+            before.generate(engine, chat).map(|stream| (before, stream)).map_err(engine_error)
+        }
+        Err(error) => Err(error),
     };
-    let info = engine.info();
-    if info.add_bos
-        && let Some(bos) = info.bos
+    match begun {
+        Ok((before, stream)) => Ok(Started { call, stream: Box::new(stream), visible, before, compacted_at }),
+        Err(error) => Err(end(turn, &call, error, None, compacted_at)),
+    }
+}
+
+/// Does with the conversation again what was done before a restart.
+async fn recall(
+    record: GenerationRecord,
+    place: Place,
+    compacting: Option<(Compacting, Engine)>,
+    generating: Generating,
+    mut before: Transcript,
+    reservation: Reservation,
+    sink: Option<TextSink>,
+) -> Result<inference::Generation, Error> {
+    // If the summary failed, so did what was recorded.
+    if let Some((compacting, engine)) = compacting
+        && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
-        tokens.insert(0, bos);
+        before = compacted;
     }
-    let mut call = turn.journal.call(Identity::new("complete", &(&info.name, &prompt, &options)))?;
-    let recorded = turn.journal.recorded(&mut call)?;
-    if let Some((GenerationRecord::Refused(error), _place)) = recorded {
-        return Ok(Err(error));
+    place.reached().await;
+    if record.compacted_at().is_some() && record.is_ok() {
+        generating.rewrite(&before)?;
     }
-    let reservation = match turn.reserve(asked(chat.max_tokens)) {
-        Ok(reservation) => reservation,
-        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-    };
-    if let Some((record, place)) = recorded {
-        place.reached().await;
-        return Ok(repeat(record, reservation, None, None));
-    }
-    let mut request = GenerateRequest::new(tokens);
-    request.sampling = chat.sampling;
-    request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
-    request.max_tokens = Some(reservation.max_tokens as usize);
-    request.stop = chat.stop;
-    request.constraint = chat.output;
-    request.affinity = chat.affinity;
-    request.deadline = chat.deadline;
-    request.resume = call.tokens().to_vec();
-    let must_complete = request.constraint.is_some();
-    let stream = match engine.generate(request).map_err(engine_error) {
-        Ok(stream) => stream,
-        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-    };
-    let (text, finished) = match follow_text(&turn, &call, stream, reservation, visible).await {
-        Ok(followed) => followed,
-        Err(error) => return Ok(Err(end(&turn, &call, error, None))),
-    };
-    let figures = Some((finished.usage, finished.timing));
-    if must_complete && finished.reason.cuts_off() {
-        return Ok(Err(end(&turn, &call, Error::Truncated, figures)));
-    }
-    let generation = inference::Generation {
-        text,
-        tool_calls: Vec::new(),
-        finish: match finished.reason {
-            FinishReason::Length => inference::FinishReason::Length,
-            _ => inference::FinishReason::Stop,
+    repeat(record, reservation, Some((generating, &before)), sink)
+}
+
+/// What the guest is told of a message that was generated.
+pub(super) fn told(outcome: ChatOutcome) -> inference::Generation {
+    inference::Generation {
+        text: outcome.text,
+        tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
+        finish: match outcome.finish {
+            ChatFinish::Stop => inference::FinishReason::Stop,
+            ChatFinish::Length => inference::FinishReason::Length,
+            ChatFinish::ToolCalls => inference::FinishReason::ToolCalls,
         },
-        usage: usage(&finished.usage),
-        timing: timing(&finished.timing),
-    };
-    let record = GenerationRecord::Ended {
-        result: Ok(generation.clone()),
-        usage: Some(WrittenUsage(finished.usage)),
-        message: None,
-    };
-    let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
-    turn.journal.ended(&call, &record, vec![event]);
-    Ok(Ok(generation))
+        usage: usage(&outcome.usage),
+        timing: timing(&outcome.timing),
+    }
 }
 
 /// The guest is told that its generation never began.
-fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
+pub(super) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
     if !matches!(error, Error::Cancelled) {
         turn.journal.ended(call, &GenerationRecord::Refused(error.clone()), Vec::new());
     }
@@ -239,10 +283,17 @@ fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
 
 /// The guest is told that its generation came to nothing. What only the end of the turn stopped is not journalled: when
 /// the turn is run again, it goes on.
-fn end(turn: &Turn, call: &Call, error: Error, figures: Option<(Usage, Timing)>) -> Error {
+pub(super) fn end(
+    turn: &Turn,
+    call: &Call,
+    error: Error,
+    figures: Option<(Usage, Timing)>,
+    compacted_at: Option<usize>,
+) -> Error {
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
-        let record = GenerationRecord::Ended { result: Err(error.clone()), usage, message: None };
+        let result = Err(error.clone());
+        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -250,7 +301,7 @@ fn end(turn: &Turn, call: &Call, error: Error, figures: Option<(Usage, Timing)>)
 }
 
 /// Tells the guest again what it was told before a restart.
-fn repeat(
+pub(super) fn repeat(
     record: GenerationRecord,
     reservation: Reservation,
     conversation: Option<(Generating, &Transcript)>,
@@ -258,7 +309,7 @@ fn repeat(
 ) -> Result<inference::Generation, Error> {
     let (result, usage, message) = match record {
         GenerationRecord::Refused(error) => return Err(error),
-        GenerationRecord::Ended { result, usage, message } => (result, usage, message),
+        GenerationRecord::Ended { result, usage, message, .. } => (result, usage, message),
     };
     let usage = usage.map(|WrittenUsage(usage)| usage).unwrap_or_default();
     reservation.settle(&usage);
@@ -273,7 +324,7 @@ fn repeat(
 }
 
 /// Journals the tokens of one generation as they come, and what the caller is shown with them.
-struct Progress<'a> {
+pub(super) struct Progress<'a> {
     turn: &'a Turn,
     call: &'a Call,
     visible: bool,
@@ -284,13 +335,13 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(turn: &'a Turn, call: &'a Call, visible: bool) -> Self {
+    pub(super) fn new(turn: &'a Turn, call: &'a Call, visible: bool) -> Self {
         let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
         Progress { turn, call, visible, journalled, shown_before }
     }
 
     /// `produced` are all tokens so far, `delta` the text that the last ones gave.
-    fn note(&mut self, produced: &[u32], delta: &str) {
+    pub(super) fn note(&mut self, produced: &[u32], delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
         if self.visible {
@@ -306,7 +357,7 @@ impl<'a> Progress<'a> {
 }
 
 /// Reads a chat to its end.
-async fn follow(
+pub(super) async fn follow(
     turn: &Turn,
     call: &Call,
     mut stream: ChatStream,
@@ -340,36 +391,6 @@ async fn follow(
     Err(Error::Internal("the generation ended without a result".into()))
 }
 
-/// Reads a completion to its end.
-async fn follow_text(
-    turn: &Turn,
-    call: &Call,
-    mut stream: TokenStream,
-    mut reservation: Reservation,
-    visible: bool,
-) -> Result<(String, Finished), Error> {
-    let mut progress = Progress::new(turn, call, visible);
-    let (mut text, mut produced) = (String::new(), Vec::new());
-    while let Some(event) = stream.next().await {
-        match event.map_err(engine_error)? {
-            TokenEvent::Token(token) => {
-                reservation.produced_one();
-                produced.push(token.id);
-                text.push_str(&token.text);
-                progress.note(&produced, &token.text);
-            }
-            TokenEvent::Finished(finished) => {
-                text.push_str(&finished.text_rest);
-                progress.note(&produced, &finished.text_rest);
-                reservation.settle(&finished.usage);
-                return Ok((text, finished));
-            }
-            TokenEvent::Started { .. } | TokenEvent::PromptLogprobs(_) => {}
-        }
-    }
-    Err(Error::Internal("the generation ended without a result".into()))
-}
-
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
 fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
     let arguments = calls.iter().map(|call| {
@@ -380,95 +401,6 @@ fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> 
         tool.arguments(&call.arguments).map_err(Error::SchemaInvalid)
     });
     arguments.collect()
-}
-
-fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, Error> {
-    let mut tools = Vec::with_capacity(options.tools.len().min(128));
-    for name in &options.tools {
-        let Some(tool) = turn.tool(name) else {
-            let known = turn.agent.tools.names().join(", ");
-            let message = format!(
-                "tools: the agent describes no tool {name:?} and has not listed one of this name; it describes: {known}"
-            );
-            return Err(Error::InvalidArgument(message));
-        };
-        if !tools.iter().any(|other: &skep_engine::chat::ToolSpec| other.name == tool.definition.name) {
-            tools.push(tool.spec());
-        }
-    }
-    let stop_bytes = options.stop.iter().map(String::len).max().unwrap_or(0);
-    if options.stop.len() > MAX_STOP_STRINGS
-        || stop_bytes > MAX_STOP_BYTES
-        || options.stop.iter().any(String::is_empty)
-    {
-        let message = format!("stop: at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes");
-        return Err(Error::InvalidArgument(message));
-    }
-    if options.max_tokens == Some(0) {
-        return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
-    }
-    let (sampling, seed) = sampling(&options.sampling)?;
-    Ok(ChatOptions {
-        tools,
-        tool_choice: match &options.tool_choice {
-            inference::ToolChoice::Auto => ToolChoice::Auto,
-            inference::ToolChoice::None => ToolChoice::None,
-            inference::ToolChoice::Required => ToolChoice::Required,
-            inference::ToolChoice::Named(name) => ToolChoice::Named(
-                turn.tool(name).map_or_else(|| name.clone(), |tool| tool.definition.name.clone()),
-            ),
-        },
-        // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
-        parallel_tool_calls: false,
-        output: constraint(&options.output)?,
-        sampling,
-        seed,
-        max_tokens: options.max_tokens.map(|tokens| tokens as usize),
-        stop: options.stop.clone(),
-        affinity: turn.affinity.clone(),
-        deadline: Some(turn.deadline),
-        ..ChatOptions::default()
-    })
-}
-
-fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Error> {
-    let default = Sampling::default();
-    let sampling = Sampling {
-        temperature: options.temperature.unwrap_or(default.temperature),
-        top_k: options.top_k.unwrap_or(default.top_k),
-        top_p: options.top_p.unwrap_or(default.top_p),
-        min_p: options.min_p.unwrap_or(default.min_p),
-        frequency_penalty: options.frequency_penalty.unwrap_or(default.frequency_penalty),
-        presence_penalty: options.presence_penalty.unwrap_or(default.presence_penalty),
-        repetition_penalty: options.repetition_penalty.unwrap_or(default.repetition_penalty),
-        ..default
-    };
-    sampling.validate().map_err(|why| Error::InvalidArgument(format!("sampling: {why}")))?;
-    Ok((sampling, options.seed))
-}
-
-fn constraint(output: &OutputFormat) -> Result<Option<Constraint>, Error> {
-    let bytes = match output {
-        OutputFormat::Text => return Ok(None),
-        OutputFormat::JsonSchema(text) | OutputFormat::Regex(text) | OutputFormat::Grammar(text) => {
-            text.len()
-        }
-    };
-    if bytes > MAX_CONSTRAINT_BYTES {
-        let message = format!("output: {bytes} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
-        return Err(Error::SchemaInvalid(message));
-    }
-    Ok(Some(match output {
-        OutputFormat::Text => return Ok(None),
-        OutputFormat::JsonSchema(text) => match serde_json::from_str(text) {
-            Ok(schema) => Constraint::JsonSchema(schema),
-            Err(error) => {
-                return Err(Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}")));
-            }
-        },
-        OutputFormat::Regex(text) => Constraint::Regex(text.clone()),
-        OutputFormat::Grammar(text) => Constraint::Lark(text.clone()),
-    }))
 }
 
 /// What an engine error means to a guest.
@@ -501,14 +433,10 @@ pub(crate) fn tool_call(call: ToolCall) -> types::ToolCall {
     types::ToolCall { id: call.id, name: call.name, arguments: call.arguments }
 }
 
-fn timing(timing: &skep_engine::Timing) -> types::Timing {
+pub(super) fn timing(timing: &skep_engine::Timing) -> types::Timing {
     types::Timing {
         queue_us: timing.queue_us,
         first_token_us: timing.first_token_us,
         total_us: timing.total_us,
     }
-}
-
-fn asked(max_tokens: Option<usize>) -> Option<u32> {
-    max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
 }

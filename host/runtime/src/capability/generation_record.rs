@@ -26,8 +26,31 @@ pub(super) enum GenerationRecord {
         /// `None`: it ended before anything was known of it.
         usage: Option<WrittenUsage>,
         /// What was appended to a conversation.
-        message: Option<Message>,
+        message: Option<Box<Message>>,
+        /// The conversation was compacted first: before this message of it.
+        #[serde(default)]
+        compacted_at: Option<usize>,
     },
+}
+
+impl GenerationRecord {
+    pub(super) fn usage(&self) -> Usage {
+        match self {
+            GenerationRecord::Ended { usage: Some(WrittenUsage(usage)), .. } => *usage,
+            GenerationRecord::Ended { usage: None, .. } | GenerationRecord::Refused(_) => Usage::default(),
+        }
+    }
+
+    pub(super) fn is_ok(&self) -> bool {
+        matches!(self, GenerationRecord::Ended { result: Ok(_), .. })
+    }
+
+    pub(super) fn compacted_at(&self) -> Option<usize> {
+        match self {
+            GenerationRecord::Ended { compacted_at, .. } => *compacted_at,
+            GenerationRecord::Refused(_) => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]

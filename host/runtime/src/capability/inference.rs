@@ -8,6 +8,7 @@ pub use super::conversation::Conversation;
 use super::{
     Capabilities, TurnContext,
     budget::Turn,
+    compaction, completion,
     generation::{self, Begun},
     text_stream::text_stream,
 };
@@ -15,8 +16,8 @@ use crate::{
     RunEvent,
     bindings::{
         inference::{
-            AssistantEntry, Entry, GenerateOptions, Generation, Host, HostConversation,
-            HostConversationWithStore, HostWithStore, ModelInfo,
+            AssistantEntry, CompactOptions, Compaction, CompactionPolicy, Entry, GenerateOptions, Generation,
+            Host, HostConversation, HostConversationWithStore, HostWithStore, ModelInfo,
         },
         types::{Error, ToolResult, Usage},
     },
@@ -41,6 +42,26 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match accessor.with(|mut access| access.get().begin(&conversation, options))? {
             Ok(begun) => Ok(begun.finish(None).await?),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn compact(
+        accessor: &Accessor<TurnContext, Self>,
+        conversation: Resource<Conversation>,
+        options: CompactOptions,
+    ) -> wasmtime::Result<Result<Compaction, Error>> {
+        let begun = accessor.with(|mut access| {
+            let context = access.get();
+            context.charge(options.summary.as_ref().map_or(0, String::len))?;
+            let conversation = context.table.get(&conversation)?;
+            match context.turn() {
+                Ok(turn) => Ok(compaction::begin(&turn, conversation, options)?),
+                Err(error) => wasmtime::error::Ok(Err(error)),
+            }
+        })?;
+        match begun {
+            Ok(begun) => Ok(begun.finish().await),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -71,7 +92,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         };
         let model = model.as_deref().unwrap_or(&turn.agent.model);
         match engine(&turn.models, Some(model)) {
-            Ok(engine) => Ok(generation::complete(turn, engine, prompt, options).await?),
+            Ok(engine) => Ok(completion::complete(turn, engine, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -144,6 +165,28 @@ impl HostConversation for TurnContext {
         let messages = self.table.get(&conversation)?.messages();
         self.charge_result(messages.iter().map(|message| message.content.len()).sum())?;
         Ok(messages.into_iter().map(entry).collect())
+    }
+
+    fn messages_page(
+        &mut self,
+        conversation: Resource<Conversation>,
+        skip: u32,
+        limit: u32,
+    ) -> wasmtime::Result<Vec<Entry>> {
+        self.charge(0)?;
+        let messages = self.table.get(&conversation)?.messages_page(skip as usize, limit as usize);
+        self.charge_result(messages.iter().map(|message| message.content.len()).sum())?;
+        Ok(messages.into_iter().map(entry).collect())
+    }
+
+    fn set_compaction(
+        &mut self,
+        conversation: Resource<Conversation>,
+        policy: CompactionPolicy,
+    ) -> wasmtime::Result<()> {
+        self.charge(if let CompactionPolicy::Summary(text) = &policy { text.len() } else { 0 })?;
+        self.table.get(&conversation)?.set_compaction(policy);
+        Ok(())
     }
 
     fn fork(

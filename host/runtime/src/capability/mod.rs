@@ -5,12 +5,15 @@
 
 mod budget;
 mod calls;
+mod compaction;
+mod completion;
 mod conversation;
 pub(crate) mod events;
 mod fetch;
 mod fetch_budget;
 mod fetch_record;
 mod generation;
+mod generation_options;
 mod generation_record;
 mod http;
 pub(crate) mod inference;

@@ -12,7 +12,7 @@ const TOKENS: u32 = 160;
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
 /// Counts its turns in the state, then generates [`TOKENS`] tokens in a conversation and replies with them.
-fn talker() -> Guest {
+pub(super) fn talker() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
@@ -47,7 +47,7 @@ fn talker() -> Guest {
     }
 }
 
-fn detached(agent: &str, text: &str) -> Invocation {
+pub(super) fn detached(agent: &str, text: &str) -> Invocation {
     Invocation { detached: true, ..invocation(agent, "s", text) }
 }
 

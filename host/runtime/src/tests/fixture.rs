@@ -75,6 +75,24 @@ impl Host {
         self.store.open_turns().await.expect("readable").len()
     }
 
+    /// Whether all these tokens have a text. The tiny model has more tokens than its tokenizer; a conversation in which it
+    /// said one of those is encoded anew.
+    pub(super) fn have_text(&self, tokens: &[u32]) -> bool {
+        let engine = self.agents.models().get(None).expect("the tiny model");
+        tokens.iter().all(|id| engine.tokenizer().token_bytes(*id).is_some())
+    }
+
+    /// What the journals of these turns hold, as text.
+    pub(super) async fn journals(&self) -> String {
+        let mut text = String::new();
+        for turn in self.store.open_turns().await.expect("readable") {
+            for record in self.store.records(turn.key).await.expect("readable") {
+                text.push_str(&String::from_utf8_lossy(&record.body));
+            }
+        }
+        text
+    }
+
     pub(super) async fn deploy(
         &self,
         name: &str,

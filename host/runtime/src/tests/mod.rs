@@ -3,6 +3,7 @@
 mod artifacts;
 mod batches;
 mod commands;
+mod compaction;
 mod copies;
 mod deploying;
 mod deployments;

@@ -1,0 +1,414 @@
+//! Compaction: a conversation that does not fit into the model's context any more goes on from its system message, a
+//! summary of what was said, and its most recent messages as they are.
+//!
+//! Invariant: a call of a tool and its results stay or go together, and so do a question and the tool calls that answer it.
+//! The summary is a generation of its own in the turn's journal, hidden from the caller. Where a conversation is cut
+//! depends on nothing but the conversation and the model, so a turn that is run again cuts it there again.
+
+use super::{
+    budget::{Reservation, Turn},
+    conversation::{Conversation, Generating},
+    generation::{end, engine_error, follow, refuse, repeat, told},
+    generation_options::asked,
+    generation_record::{GenerationRecord, WrittenUsage},
+};
+use crate::{
+    RunEvent,
+    bindings::{
+        inference::{CompactOptions, Compaction},
+        types::Error,
+    },
+    journal::{Call, Identity, Place, Stopped},
+};
+use skep_engine::{
+    Engine, EngineError, Sampling,
+    chat::{ChatMessage, ChatOptions, ChatStream, Role, ToolChoice, ToolSpec, Transcript},
+};
+use skep_model::SpecialTokens;
+use std::sync::Arc;
+
+/// Messages that stay as they are, unless there is no room for so many.
+const KEEP_RECENT: usize = 8;
+const SUMMARY_TOKENS: usize = 256;
+/// Of the context: a summary that is longer leaves too little room.
+const SUMMARY_SHARE: usize = 8;
+/// Of a summary that the agent gives.
+const MAX_SUMMARY_BYTES: usize = 64 << 10;
+/// It stays in the conversation as a user's message before the summary, so that speakers go on taking turns.
+const REQUEST: &str = "Summarise our conversation so far in a few sentences. Keep names, numbers, what was decided, and what \
+                       is still to be done.";
+
+/// The summary of what is longer than the context.
+const TOO_LONG: &str = "It was too long to be summarised.";
+
+/// A conversation, and the first of the messages that stay.
+pub(super) struct Cut {
+    before: Transcript,
+    pub(super) at: usize,
+}
+
+/// A compaction that has begun.
+pub(super) struct Compacting {
+    turn: Arc<Turn>,
+    cut: Cut,
+    source: Source,
+}
+
+/// Where the summary comes from.
+enum Source {
+    Agent(String),
+    Model {
+        call: Call,
+        stream: Box<ChatStream>,
+        reservation: Reservation,
+    },
+    /// The model gave it before a restart.
+    Recorded {
+        record: GenerationRecord,
+        place: Place,
+        reservation: Reservation,
+    },
+}
+
+/// A compaction that the agent asked for, and that has begun.
+pub(crate) struct Begun(Option<(Generating, Engine, Compacting)>);
+
+impl Cut {
+    /// Keeps at most so many messages beside the system message. `None`: there is nothing to be summarised.
+    pub(super) fn keeping(before: &Transcript, messages: usize) -> Option<Cut> {
+        let from = before.messages().len().saturating_sub(messages);
+        let mut at = None;
+        for boundary in boundaries(before.messages()) {
+            at = Some(boundary);
+            if boundary >= from {
+                break;
+            }
+        }
+        let at = at?;
+        Some(Cut { before: before.clone(), at })
+    }
+
+    /// Keeps as many messages as leave room for `answer_tokens` and for the summary. `None`: no compaction makes room.
+    pub(super) fn fitting(
+        before: &Transcript,
+        engine: &Engine,
+        tools: &[ToolSpec],
+        summary: Option<&str>,
+        answer_tokens: usize,
+    ) -> Result<Option<Cut>, EngineError> {
+        let messages = before.messages();
+        let room = summary.map_or_else(|| summary_tokens(engine), |_| 0) + answer_tokens;
+        let from = messages.len().saturating_sub(KEEP_RECENT);
+        for at in boundaries(messages).filter(|at| (from..messages.len()).contains(at)) {
+            let cut = Cut { before: before.clone(), at };
+            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, tools) {
+                Ok(tokens) if tokens + room <= engine.sequence_limit() => return Ok(Some(cut)),
+                Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn again(before: &Transcript, at: usize) -> Cut {
+        Cut { before: before.clone(), at: at.min(before.messages().len()) }
+    }
+
+    /// Messages that are summarised.
+    fn dropped(&self) -> usize {
+        self.at - first(self.before.messages())
+    }
+
+    /// The conversation with this summary in the place of what is dropped.
+    fn apply(&self, summary: &str) -> Transcript {
+        let messages = self.before.messages();
+        let (dropped, kept) = messages.split_at(self.at);
+        let mut compacted = dropped[..first(messages)].to_vec();
+        compacted.extend([ChatMessage::user(REQUEST), ChatMessage::assistant(summary)]);
+        // What the kept messages answer.
+        if kept.first().is_some_and(|message| message.role == Role::Assistant) {
+            compacted.extend(dropped.iter().rfind(|message| message.role == Role::User).cloned());
+        }
+        compacted.extend_from_slice(kept);
+        self.before.rewritten(compacted)
+    }
+
+    /// The conversation whose next answer is the summary: what is dropped, or the end of it that fits. `None`: nothing of it
+    /// does.
+    fn to_summarise(
+        &self,
+        engine: &Engine,
+        tools: &[ToolSpec],
+        summary_tokens: usize,
+    ) -> Result<Option<Transcript>, EngineError> {
+        let messages = &self.before.messages()[..self.at];
+        let (system, mut rest) = messages.split_at(first(messages));
+        // A question that stays is not summarised.
+        if let Some((last, before)) = rest.split_last()
+            && last.role == Role::User
+        {
+            rest = before;
+        }
+        loop {
+            let request = [ChatMessage::user(REQUEST)];
+            let asking = self.before.rewritten([system, rest, &request].concat());
+            let limit = engine.sequence_limit();
+            match asking.prompt_tokens(engine, tools) {
+                Ok(tokens) if tokens + summary_tokens <= limit => return Ok(Some(asking)),
+                Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let next = rest.iter().skip(1).position(|message| message.role == Role::User);
+            rest = match next {
+                Some(next) => &rest[next + 1..],
+                None => return Ok(None),
+            };
+        }
+    }
+}
+
+impl Compacting {
+    /// Begins to summarise with the model, in the same words about the same `tools` that the conversation begins with, so
+    /// that the model has its beginning in the cache; or takes the agent's summary.
+    pub(super) fn begin(
+        turn: &Arc<Turn>,
+        engine: &Engine,
+        cut: Cut,
+        tools: &[ToolSpec],
+        summary: Option<String>,
+        max_tokens: Option<u32>,
+    ) -> Result<Result<Compacting, Error>, Stopped> {
+        if let Some(summary) = summary {
+            return Ok(Ok(Compacting { turn: turn.clone(), cut, source: Source::Agent(summary) }));
+        }
+        let most = max_tokens.map_or_else(|| summary_tokens(engine), |tokens| tokens as usize);
+        let asking = match cut.to_summarise(engine, tools, most) {
+            Ok(Some(asking)) => asking,
+            Ok(None) => {
+                let source = Source::Agent(TOO_LONG.to_owned());
+                return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
+            }
+            Err(error) => return Ok(Err(engine_error(error))),
+        };
+        let identity = Identity::new("summarise", &(cut.before.messages(), cut.at, most));
+        let mut call = turn.journal.call(identity)?;
+        let recorded = turn.journal.recorded(&mut call)?;
+        let reservation = match turn.reserve(asked(Some(most))) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(turn, &call, error))),
+        };
+        if let Some((record, place)) = recorded {
+            let source = Source::Recorded { record, place, reservation };
+            return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
+        }
+        let max_tokens = reservation.max_tokens as usize;
+        let options = ChatOptions {
+            tools: tools.to_vec(),
+            tool_choice: ToolChoice::None,
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            seed: Some(turn.journal.seed_for(&call)),
+            max_tokens: Some(max_tokens),
+            affinity: turn.affinity.clone(),
+            deadline: Some(turn.deadline),
+            resume: call.tokens().to_vec(),
+            ..ChatOptions::default()
+        };
+        Ok(match asking.generate(engine, options).map_err(engine_error) {
+            Ok(stream) => {
+                let source = Source::Model { call, stream: Box::new(stream), reservation };
+                Ok(Compacting { turn: turn.clone(), cut, source })
+            }
+            Err(error) => Err(refuse(turn, &call, error)),
+        })
+    }
+
+    pub(super) fn at(&self) -> usize {
+        self.cut.at
+    }
+
+    /// The conversation in its compacted form, and the summary.
+    pub(super) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
+        let Compacting { turn, cut, source } = self;
+        let (mut summary, usage) = match source {
+            Source::Agent(summary) => (summary, None),
+            Source::Recorded { record, place, reservation } => {
+                place.reached().await;
+                let usage = record.usage();
+                (repeat(record, reservation, None, None)?.text, Some(usage))
+            }
+            Source::Model { call, stream, reservation } => {
+                let outcome = match follow(&turn, &call, *stream, reservation, false, None).await {
+                    Ok(outcome) => outcome,
+                    Err(error) => return Err(end(&turn, &call, error, None, None)),
+                };
+                let (usage, timing) = (outcome.usage, outcome.timing);
+                let generation = told(outcome);
+                let record = GenerationRecord::Ended {
+                    result: Ok(generation.clone()),
+                    usage: Some(WrittenUsage(usage)),
+                    message: None,
+                    compacted_at: None,
+                };
+                turn.journal.ended(&call, &record, vec![RunEvent::Generation { usage, timing }]);
+                (generation.text, Some(usage))
+            }
+        };
+        if let Some(usage) = &usage {
+            summary = within(engine, summary.trim(), usage.completion_tokens as usize)?;
+        }
+        let mut compacted = cut.apply(&summary);
+        if let Some(usage) = usage {
+            compacted.add_usage(&usage);
+        }
+        tracing::debug!(dropped = cut.dropped(), "a conversation was compacted");
+        Ok((compacted, summary))
+    }
+}
+
+/// Begins what the agent asked for.
+pub(crate) fn begin(
+    turn: &Arc<Turn>,
+    conversation: &Conversation,
+    options: CompactOptions,
+) -> Result<Result<Begun, Error>, Stopped> {
+    let CompactOptions { keep_recent, summary, max_tokens } = options;
+    if max_tokens == Some(0) {
+        return Ok(Err(Error::InvalidArgument("max-tokens: at least 1".into())));
+    }
+    if let Some(size) = summary.as_ref().map(String::len).filter(|size| *size > MAX_SUMMARY_BYTES) {
+        let message = format!("summary: {size} bytes; {MAX_SUMMARY_BYTES} are allowed");
+        return Ok(Err(Error::InvalidArgument(message)));
+    }
+    let (generating, before) = match conversation.begin() {
+        Ok(taken) => taken,
+        Err(error) => return Ok(Err(error)),
+    };
+    let keep = keep_recent.map_or(KEEP_RECENT, |keep| keep as usize);
+    let Some(cut) = Cut::keeping(&before, keep) else { return Ok(Ok(Begun(None))) };
+    let engine = conversation.engine.clone();
+    let begun = Compacting::begin(turn, &engine, cut, &[], summary, max_tokens)?;
+    Ok(begun.map(|compacting| Begun(Some((generating, engine, compacting)))))
+}
+
+impl Begun {
+    pub(crate) async fn finish(self) -> Result<Compaction, Error> {
+        let Some((generating, engine, compacting)) = self.0 else {
+            return Ok(Compaction { dropped: 0, summary: String::new() });
+        };
+        let dropped = u32::try_from(compacting.cut.dropped()).unwrap_or(u32::MAX);
+        let (compacted, summary) = compacting.finish(&engine).await?;
+        generating.rewrite(&compacted)?;
+        Ok(Compaction { dropped, summary })
+    }
+}
+
+/// Where a conversation may be cut, in order: before what a user or the model said, after at least one answer, and never
+/// between a call and its result.
+fn boundaries(messages: &[ChatMessage]) -> impl Iterator<Item = usize> {
+    let answered = messages.iter().position(|message| message.role == Role::Assistant);
+    let start = answered.map_or(usize::MAX, |answer| answer + 1);
+    // A call of the last answer that waits for its result.
+    let last = messages.iter().rposition(|message| message.role == Role::Assistant).filter(|last| {
+        let results =
+            |id: &str| messages[last + 1..].iter().any(|message| message.tool_call_id.as_deref() == Some(id));
+        messages[*last].tool_calls.iter().any(|call| !results(&call.id))
+    });
+    let end = last.unwrap_or(messages.len());
+    (start..=end).filter(|at| match messages.get(*at) {
+        None => true,
+        Some(message) => matches!(message.role, Role::User | Role::Assistant),
+    })
+}
+
+/// The first message that may be dropped.
+fn first(messages: &[ChatMessage]) -> usize {
+    usize::from(messages.first().is_some_and(|message| message.role == Role::System))
+}
+
+/// The beginning of a text that has at most so many tokens: what a model produced may have more when it is encoded.
+fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
+    let tokenizer = engine.tokenizer();
+    let encoded = tokenizer.encode(text, SpecialTokens::Literal);
+    let encoded = encoded.map_err(|error| engine_error(error.into()))?;
+    if encoded.len() <= tokens {
+        return Ok(text.to_owned());
+    }
+    let kept = tokenizer.decode(&encoded[..tokens], false);
+    Ok(kept.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned())
+}
+
+fn summary_tokens(engine: &Engine) -> usize {
+    (engine.sequence_limit() / SUMMARY_SHARE).clamp(1, SUMMARY_TOKENS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skep_engine::chat::ToolCall;
+
+    /// `s` system, `u` user, `a` answer, `c` a call, `r` its result; each says its letter and its place.
+    fn conversation(roles: &str) -> Transcript {
+        let message = |(at, role): (usize, char)| {
+            let text = format!("{role}{at}");
+            match role {
+                's' => ChatMessage::system(text),
+                'u' => ChatMessage::user(text),
+                'r' => ChatMessage::tool(format!("call{}", at - 1), text),
+                'c' => {
+                    let (id, name, arguments) = (format!("call{at}"), "tool".into(), "{}".into());
+                    ChatMessage {
+                        tool_calls: vec![ToolCall { id, name, arguments }],
+                        ..ChatMessage::assistant(text)
+                    }
+                }
+                _ => ChatMessage::assistant(text),
+            }
+        };
+        Transcript::new().rewritten(roles.chars().enumerate().map(message).collect())
+    }
+
+    fn compacted(roles: &str, keep: usize) -> Option<String> {
+        let cut = Cut::keeping(&conversation(roles), keep)?;
+        let after = cut.apply("SUM");
+        let texts = after.messages().iter().map(|message| match message.content.as_str() {
+            REQUEST => "ASK",
+            text => text,
+        });
+        Some(texts.collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn the_system_message_and_the_most_recent_ones_stay() {
+        for (roles, keep, expected) in [
+            ("suauau", 1, "s0 ASK SUM u5"),
+            ("suauau", 3, "s0 ASK SUM u3 a4 u5"),
+            ("uauau", 3, "ASK SUM u2 a3 u4"),
+            // Speakers take turns: an answer that stays has its question.
+            ("suauau", 2, "s0 ASK SUM u3 a4 u5"),
+            ("suaua", 0, "s0 ASK SUM"),
+        ] {
+            assert_eq!(compacted(roles, keep).as_deref(), Some(expected), "{roles} keeps {keep}");
+        }
+    }
+
+    #[test]
+    fn a_call_is_never_parted_from_its_result() {
+        for (roles, keep, expected) in [
+            // The result alone would be kept; so neither is.
+            ("suacrau", 3, Some("s0 ASK SUM u1 a5 u6")),
+            ("suaucrau", 4, Some("s0 ASK SUM u3 c4 r5 a6 u7")),
+            ("suaucrcra", 3, Some("s0 ASK SUM u3 c6 r7 a8")),
+            // A call that waits for its result stays.
+            ("suauc", 0, Some("s0 ASK SUM u3 c4")),
+        ] {
+            assert_eq!(compacted(roles, keep).as_deref(), expected, "{roles} keeps {keep}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_summarised_where_nothing_was_answered() {
+        for (roles, keep) in [("", 0), ("su", 0), ("suc", 0), ("suu", 1)] {
+            assert_eq!(compacted(roles, keep), None, "{roles} keeps {keep}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A text that is continued, without a conversation or a chat template. Journalled as other generations are.
+
+use super::{
+    budget::{Reservation, Turn},
+    generation::{Generated, Progress, end, engine_error, refuse, repeat, timing, usage},
+    generation_options::{asked, chat_options},
+    generation_record::{GenerationRecord, WrittenUsage},
+};
+use crate::{
+    RunEvent,
+    bindings::{
+        inference::{self, GenerateOptions},
+        types::Error,
+    },
+    journal::{Call, Identity},
+};
+use skep_engine::{FinishReason, Finished, GenerateRequest, TokenEvent, TokenStream};
+use skep_model::SpecialTokens;
+use std::sync::Arc;
+
+/// Continues a text.
+pub(crate) async fn complete(
+    turn: Arc<Turn>,
+    engine: skep_engine::Engine,
+    prompt: String,
+    options: GenerateOptions,
+) -> Generated {
+    if !options.tools.is_empty() {
+        let message = "tools: a completion calls none; use a conversation";
+        return Ok(Err(Error::InvalidArgument(message.into())));
+    }
+    let visible = options.visible;
+    let checked = chat_options(&turn, &options).and_then(|chat| {
+        let tokens = engine.tokenizer().encode(&prompt, SpecialTokens::Parse);
+        Ok((chat, tokens.map_err(|error| engine_error(error.into()))?))
+    });
+    let (chat, mut tokens) = match checked {
+        Ok(checked) => checked,
+        Err(error) => return Ok(Err(error)),
+    };
+    let info = engine.info();
+    if info.add_bos
+        && let Some(bos) = info.bos
+    {
+        tokens.insert(0, bos);
+    }
+    let mut call = turn.journal.call(Identity::new("complete", &(&info.name, &prompt, &options)))?;
+    let recorded = turn.journal.recorded(&mut call)?;
+    if let Some((GenerationRecord::Refused(error), _place)) = recorded {
+        return Ok(Err(error));
+    }
+    let reservation = match turn.reserve(asked(chat.max_tokens)) {
+        Ok(reservation) => reservation,
+        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+    };
+    if let Some((record, place)) = recorded {
+        place.reached().await;
+        return Ok(repeat(record, reservation, None, None));
+    }
+    let mut request = GenerateRequest::new(tokens);
+    request.sampling = chat.sampling;
+    request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
+    request.max_tokens = Some(reservation.max_tokens as usize);
+    request.stop = chat.stop;
+    request.constraint = chat.output;
+    request.affinity = chat.affinity;
+    request.deadline = chat.deadline;
+    request.resume = call.tokens().to_vec();
+    let must_complete = request.constraint.is_some();
+    let stream = match engine.generate(request).map_err(engine_error) {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+    };
+    let (text, finished) = match follow_text(&turn, &call, stream, reservation, visible).await {
+        Ok(followed) => followed,
+        Err(error) => return Ok(Err(end(&turn, &call, error, None, None))),
+    };
+    let figures = Some((finished.usage, finished.timing));
+    if must_complete && finished.reason.cuts_off() {
+        return Ok(Err(end(&turn, &call, Error::Truncated, figures, None)));
+    }
+    let generation = inference::Generation {
+        text,
+        tool_calls: Vec::new(),
+        finish: match finished.reason {
+            FinishReason::Length => inference::FinishReason::Length,
+            _ => inference::FinishReason::Stop,
+        },
+        usage: usage(&finished.usage),
+        timing: timing(&finished.timing),
+    };
+    let record = GenerationRecord::Ended {
+        result: Ok(generation.clone()),
+        usage: Some(WrittenUsage(finished.usage)),
+        message: None,
+        compacted_at: None,
+    };
+    let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
+    turn.journal.ended(&call, &record, vec![event]);
+    Ok(Ok(generation))
+}
+
+/// Reads a completion to its end.
+async fn follow_text(
+    turn: &Turn,
+    call: &Call,
+    mut stream: TokenStream,
+    mut reservation: Reservation,
+    visible: bool,
+) -> Result<(String, Finished), Error> {
+    let mut progress = Progress::new(turn, call, visible);
+    let (mut text, mut produced) = (String::new(), Vec::new());
+    while let Some(event) = stream.next().await {
+        match event.map_err(engine_error)? {
+            TokenEvent::Token(token) => {
+                reservation.produced_one();
+                produced.push(token.id);
+                text.push_str(&token.text);
+                progress.note(&produced, &token.text);
+            }
+            TokenEvent::Finished(finished) => {
+                text.push_str(&finished.text_rest);
+                progress.note(&produced, &finished.text_rest);
+                reservation.settle(&finished.usage);
+                return Ok((text, finished));
+            }
+            TokenEvent::Started { .. } | TokenEvent::PromptLogprobs(_) => {}
+        }
+    }
+    Err(Error::Internal("the generation ended without a result".into()))
+}

@@ -1,0 +1,108 @@
+//! What a guest asks of a generation, in the terms of the engine. What is wrong with it is said here.
+
+use super::budget::Turn;
+use crate::bindings::{
+    inference::{self, GenerateOptions, OutputFormat},
+    types::Error,
+};
+use skep_engine::{
+    Constraint, Sampling,
+    chat::{ChatOptions, ToolChoice},
+};
+
+const MAX_STOP_STRINGS: usize = 16;
+const MAX_STOP_BYTES: usize = 256;
+const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
+
+pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, Error> {
+    let mut tools = Vec::with_capacity(options.tools.len().min(128));
+    for name in &options.tools {
+        let Some(tool) = turn.tool(name) else {
+            let known = turn.agent.tools.names().join(", ");
+            let message = format!(
+                "tools: the agent describes no tool {name:?} and has not listed one of this name; it describes: {known}"
+            );
+            return Err(Error::InvalidArgument(message));
+        };
+        if !tools.iter().any(|other: &skep_engine::chat::ToolSpec| other.name == tool.definition.name) {
+            tools.push(tool.spec());
+        }
+    }
+    let stop_bytes = options.stop.iter().map(String::len).max().unwrap_or(0);
+    if options.stop.len() > MAX_STOP_STRINGS
+        || stop_bytes > MAX_STOP_BYTES
+        || options.stop.iter().any(String::is_empty)
+    {
+        let message = format!("stop: at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes");
+        return Err(Error::InvalidArgument(message));
+    }
+    if options.max_tokens == Some(0) {
+        return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
+    }
+    let (sampling, seed) = sampling(&options.sampling)?;
+    Ok(ChatOptions {
+        tools,
+        tool_choice: match &options.tool_choice {
+            inference::ToolChoice::Auto => ToolChoice::Auto,
+            inference::ToolChoice::None => ToolChoice::None,
+            inference::ToolChoice::Required => ToolChoice::Required,
+            inference::ToolChoice::Named(name) => ToolChoice::Named(
+                turn.tool(name).map_or_else(|| name.clone(), |tool| tool.definition.name.clone()),
+            ),
+        },
+        // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
+        parallel_tool_calls: false,
+        output: constraint(&options.output)?,
+        sampling,
+        seed,
+        max_tokens: options.max_tokens.map(|tokens| tokens as usize),
+        stop: options.stop.clone(),
+        affinity: turn.affinity.clone(),
+        deadline: Some(turn.deadline),
+        ..ChatOptions::default()
+    })
+}
+
+fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Error> {
+    let default = Sampling::default();
+    let sampling = Sampling {
+        temperature: options.temperature.unwrap_or(default.temperature),
+        top_k: options.top_k.unwrap_or(default.top_k),
+        top_p: options.top_p.unwrap_or(default.top_p),
+        min_p: options.min_p.unwrap_or(default.min_p),
+        frequency_penalty: options.frequency_penalty.unwrap_or(default.frequency_penalty),
+        presence_penalty: options.presence_penalty.unwrap_or(default.presence_penalty),
+        repetition_penalty: options.repetition_penalty.unwrap_or(default.repetition_penalty),
+        ..default
+    };
+    sampling.validate().map_err(|why| Error::InvalidArgument(format!("sampling: {why}")))?;
+    Ok((sampling, options.seed))
+}
+
+fn constraint(output: &OutputFormat) -> Result<Option<Constraint>, Error> {
+    let bytes = match output {
+        OutputFormat::Text => return Ok(None),
+        OutputFormat::JsonSchema(text) | OutputFormat::Regex(text) | OutputFormat::Grammar(text) => {
+            text.len()
+        }
+    };
+    if bytes > MAX_CONSTRAINT_BYTES {
+        let message = format!("output: {bytes} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
+        return Err(Error::SchemaInvalid(message));
+    }
+    Ok(Some(match output {
+        OutputFormat::Text => return Ok(None),
+        OutputFormat::JsonSchema(text) => match serde_json::from_str(text) {
+            Ok(schema) => Constraint::JsonSchema(schema),
+            Err(error) => {
+                return Err(Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}")));
+            }
+        },
+        OutputFormat::Regex(text) => Constraint::Regex(text.clone()),
+        OutputFormat::Grammar(text) => Constraint::Lark(text.clone()),
+    }))
+}
+
+pub(super) fn asked(max_tokens: Option<usize>) -> Option<u32> {
+    max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,97 @@
+//! Sessions from the command line, and conversations that outgrow the model, with the default model.
+
+use crate::harness::{Host, shared};
+use serde_json::{Value, json};
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+/// What `skep session …` does against this host: its exit code, and what it prints.
+async fn session(host: &Host, arguments: &[&str], input: &str) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.arg("session").args(arguments).args(["--url", &host.url]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let input = input.to_owned();
+    let run = move || {
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let output = tokio::task::spawn_blocking(run).await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+async fn done(host: &Host, arguments: &[&str], input: &str) -> String {
+    let (code, stdout, stderr) = session(host, arguments, input).await;
+    assert_eq!(code, 0, "{arguments:?}: {stderr}");
+    stdout
+}
+
+async fn say(host: &Host, agent: &str, session: &str, text: &str, max_tokens: u32) -> Value {
+    let body = json!({"text": text, "data": {"max_tokens": max_tokens, "temperature": 0}});
+    host.ok(&format!("/v1/agents/{agent}/sessions/{session}/messages"), body).await
+}
+
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_line() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("generate", "keeper", "").await.0, 201);
+    say(host, "keeper", "ada", "My name is Ada. Remember that, please, for as long as we talk.", 12).await;
+    say(host, "keeper", "bob", "Hello", 4).await;
+
+    let listed = done(host, &["list", "keeper"], "").await;
+    assert!(listed.contains("SESSION") && listed.contains("ada") && listed.contains("bob"), "{listed}");
+    let page: Value =
+        serde_json::from_str(&done(host, &["list", "keeper", "-n", "1", "--json"], "").await).unwrap();
+    assert_eq!((page.as_array().unwrap().len(), &page[0]["id"]), (1, &json!("ada")));
+    let shown = done(host, &["show", "keeper", "ada", "-n", "1"], "").await;
+    assert!(shown.contains("1 turns") && shown.contains("My name is Ada."), "{shown}");
+
+    let forked = done(host, &["fork", "keeper", "ada", "what-if"], "").await;
+    assert!(forked.contains("what-if begins where ada was"), "{forked}");
+    let answer = say(host, "keeper", "what-if", "What is my name?", 8).await;
+    assert!(answer["turn"] == 2 && cached(&answer) > 16, "{answer}");
+    let (code, _, refused) = session(host, &["fork", "keeper", "ada", "what-if"], "").await;
+    assert!(code == 4 && refused.contains("session_exists"), "{refused}");
+
+    let exported = done(host, &["export", "keeper", "ada"], "").await;
+    let next = say(host, "keeper", "ada", "What is my name?", 8).await;
+    let (code, _, stderr) = session(host, &["delete", "keeper", "ada"], "").await;
+    assert!(code == 2 && stderr.contains("--yes"), "{stderr}");
+    done(host, &["delete", "keeper", "ada", "--yes"], "").await;
+    let (code, ..) = session(host, &["show", "keeper", "ada"], "").await;
+    assert_eq!(code, 4);
+    let imported = done(host, &["import", "keeper", "-"], &exported).await;
+    assert!(imported.contains("imported ada after 1 turns"), "{imported}");
+    let again = say(host, "keeper", "ada", "What is my name?", 8).await;
+    assert_eq!(again["text"], next["text"], "the same tokens go on in the same way");
+    let (code, _, stderr) = session(host, &["import", "keeper", "-"], &exported).await;
+    assert!(code == 4 && stderr.contains("session_exists"), "{stderr}");
+    done(host, &["import", "keeper", "-", "--replace"], &exported).await;
+}
+
+#[tokio::test]
+async fn a_conversation_that_outgrows_its_pages_goes_on_from_a_summary() {
+    let mut options = Host::options(None);
+    options.executor.kv_tokens = 384;
+    let host = Host::start_with(options);
+    assert_eq!(host.deploy_guest("generate", "talker", "").await.0, 201);
+    for turn in 1..=12 {
+        say(&host, "talker", "s", &format!("Tell me something about the number {turn}."), 64).await;
+        let (_, page) = host.get("/v1/agents/talker/sessions/s/messages?limit=3").await;
+        let first = page["data"][0]["content"].as_str().unwrap();
+        if first.starts_with("Summarise our conversation") {
+            assert_eq!(page["data"][1]["role"], "assistant");
+            let summary = page["data"][1]["content"].as_str().unwrap();
+            assert!(!summary.is_empty() && page["total"].as_u64().unwrap() < 2 * turn, "{page}");
+            return;
+        }
+    }
+    panic!("twelve answers fit into 384 tokens");
+}
