@@ -48,6 +48,7 @@ impl<S: AgentSource> handler::Guest for S {
             hints: hints_to(tool.hints),
             timeout_ms: tool.timeout_ms,
             retries: tool.retries,
+            needs_approval: tool.needs_approval,
         });
         handler::Description { description: agent.description().to_owned(), tools: tools.collect() }
     }
@@ -163,6 +164,10 @@ impl Host for Bindings {
 
     fn tools(&self) -> Task<'_, Vec<HostTool>> {
         Box::pin(async { tools::list().await.into_iter().map(host_tool_from).collect() })
+    }
+
+    fn approve<'a>(&'a self, call_id: &'a str) -> Task<'a, Result<(), String>> {
+        Box::pin(tools::approve(call_id.to_owned()))
     }
 
     fn call_tool<'a>(
@@ -412,6 +417,7 @@ fn host_tool_error_from(error: tools::ToolError) -> HostToolError {
         tools::ToolError::TimedOut(after_ms) => HostToolError::TimedOut { after_ms },
         tools::ToolError::Unavailable(why) => HostToolError::Unavailable(why),
         tools::ToolError::Interrupted(why) => HostToolError::Interrupted(why),
+        tools::ToolError::Refused(why) => HostToolError::Refused(why),
         tools::ToolError::Cancelled => HostToolError::Cancelled,
     }
 }

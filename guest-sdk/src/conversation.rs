@@ -98,7 +98,8 @@ impl<'a> Conversation<'a> {
     ///
     /// The calls of one round run at the same time. What a tool returns as its error is told to the model and does
     /// not end the run; a tool that gives no result within its `timeout_ms` is given up, and one with `retries` is called
-    /// again first.
+    /// again first. A call that a person decides about (`needs_approval`) waits for that, for days if need be: the turn is put
+    /// aside and run again from its journal.
     pub async fn run(mut self) -> Result<Reply, AgentError> {
         let host = self.host.clone()?;
         let mut options =
@@ -262,5 +263,6 @@ async fn call_tool(cx: &Context, offered: &OfferedTools, call: &ToolCall) -> Res
     let Some(tool) = cx.tools().iter().find(|tool| tool.name == call.name) else {
         return Err(format!("there is no tool `{}`", call.name));
     };
+    cx.host().approve(&call.id).await?;
     attempt::call(cx, tool, &call.id, &call.arguments).await
 }

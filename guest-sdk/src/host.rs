@@ -49,6 +49,7 @@ pub trait Host {
     ) -> Result<bool, StateError>;
     fn sleep(&self, ms: u32) -> Task<'_, ()>;
     fn tools(&self) -> Task<'_, Vec<HostTool>>;
+    fn approve<'a>(&'a self, call_id: &'a str) -> Task<'a, Result<(), String>>;
     fn call_tool<'a>(
         &'a self,
         name: &'a str,

@@ -70,6 +70,8 @@ pub enum HostToolError {
     Unavailable(String),
     /// The host was started again during the call. Whether the tool did its work is not known.
     Interrupted(String),
+    /// A person said no, or nobody decided in time.
+    Refused(String),
     /// The turn ran out of its time, or its caller went away.
     Cancelled,
     /// The result, or an argument, is not the Rust type that the agent expects.
@@ -123,7 +125,11 @@ impl HostToolError {
 impl fmt::Display for HostToolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(why) | Self::Denied(why) | Self::Failed(why) | Self::Json(why) => f.write_str(why),
+            Self::Unknown(why)
+            | Self::Denied(why)
+            | Self::Failed(why)
+            | Self::Refused(why)
+            | Self::Json(why) => f.write_str(why),
             Self::InvalidArguments(why) => write!(f, "the arguments are not valid: {why}"),
             Self::TimedOut { after_ms } => {
                 write!(f, "no result within {after_ms} ms; it may still have been done")

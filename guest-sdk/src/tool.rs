@@ -24,6 +24,8 @@ pub struct ToolDefinition {
     pub timeout_ms: Option<u32>,
     /// How often a call that failed is made again.
     pub retries: u32,
+    /// Whether a person decides about each call.
+    pub needs_approval: bool,
 }
 
 /// A function with its types erased. `#[tool]` makes it.
@@ -37,6 +39,7 @@ pub struct Tool {
     pub hints: ToolHints,
     pub timeout_ms: Option<u32>,
     pub retries: u32,
+    pub needs_approval: bool,
     pub call: for<'a> fn(&'a Context, Value) -> Task<'a, Result<Value, ToolError>>,
 }
 
@@ -50,6 +53,7 @@ impl Tool {
             hints: self.hints,
             timeout_ms: self.timeout_ms,
             retries: self.retries,
+            needs_approval: self.needs_approval,
         }
     }
 }

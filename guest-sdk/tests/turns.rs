@@ -381,6 +381,12 @@ mod flaky {
         if calls < failures { Err(format!("failure {}", calls + 1).into()) } else { Ok(calls + 1) }
     }
 
+    /// Pays.
+    #[tool(needs_approval)]
+    pub fn pay(cents: u32) -> u32 {
+        cents
+    }
+
     /// Takes so long.
     #[tool(read_only, timeout_ms = 500)]
     pub async fn slow(cx: &Context, seconds: u64) -> Result<String, ToolError> {
@@ -390,7 +396,7 @@ mod flaky {
 }
 
 /// Calls tools that fail or take long.
-#[agent(tools = [flaky::shaky, flaky::slow])]
+#[agent(tools = [flaky::shaky, flaky::slow, flaky::pay])]
 async fn patient(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     cx.conversation().user(message.text).run().await
 }
@@ -420,8 +426,20 @@ fn a_tool_that_takes_too_long_is_given_up_and_the_others_of_its_round_are_not() 
 }
 
 #[test]
+fn a_call_that_a_person_refuses_is_not_made_and_the_model_is_told_why() {
+    for (verdict, expected) in
+        [(Ok(()), Ok(json!(7))), (Err("too dear"), Err("a person refused this call: too dear".to_owned()))]
+    {
+        let model = ScriptedModel::new().call("pay", json!({"cents": 7})).text("So.");
+        let outcome = Harness::new(patient).model(model).verdict(verdict).send("go").unwrap();
+        assert_eq!(outcome.tool_calls[0].outcome, expected);
+    }
+}
+
+#[test]
 fn what_a_tool_does_to_the_world_is_part_of_its_definition() {
-    let [shaky, slow] = patient().tools().try_into().unwrap();
+    let [shaky, slow, pay] = patient().tools().try_into().unwrap();
+    assert!(pay.needs_approval && !slow.needs_approval);
     assert!(shaky.hints.idempotent && !shaky.hints.read_only && !shaky.hints.destructive);
     assert_eq!((shaky.retries, shaky.timeout_ms), (2, None));
     assert!(slow.hints.read_only && !slow.hints.idempotent);

@@ -8,6 +8,8 @@ mod harness;
 
 /// Agents: turns, state, conversations, tools, triggers, what survives a restart.
 mod agents;
+/// Calls that people decide about.
+mod approvals;
 /// Batches: a host that is killed with a full queue, and the commands that fill and read it.
 mod batches;
 /// The benchmarks that drive a server.

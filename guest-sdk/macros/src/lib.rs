@@ -56,7 +56,7 @@ pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// Options say what it does to the world, `#[tool(read_only)]`, `destructive`, `idempotent`, `open_world`, which other agents
 /// and MCP clients are told; how long a call may take, `timeout_ms = 500`; and how often one that failed is made again,
-/// `retries = 2`, for tools that are `read_only` or `idempotent`.
+/// `retries = 2`, for tools that are `read_only` or `idempotent`. With `needs_approval` a person decides about each call.
 #[proc_macro_attribute]
 pub fn tool(attributes: TokenStream, item: TokenStream) -> TokenStream {
     tool::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

@@ -8,8 +8,7 @@ use syn::{Error, Ident, LitInt, Result, Token};
 /// As many as the host takes.
 const MAX_RETRIES: u32 = 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
-const KNOWN: &str =
-    "`read_only`, `destructive`, `idempotent`, `open_world`, `timeout_ms = 500` and `retries = 2`, each once";
+const KNOWN: &str = "`read_only`, `destructive`, `idempotent`, `open_world`, `needs_approval`, `timeout_ms = 500` and `retries = 2`, each once";
 
 #[derive(Default)]
 pub struct ToolOptions {
@@ -17,6 +16,7 @@ pub struct ToolOptions {
     destructive: Option<Ident>,
     idempotent: Option<Ident>,
     open_world: Option<Ident>,
+    needs_approval: Option<Ident>,
     timeout_ms: Option<(Ident, u32)>,
     retries: Option<(Ident, u32)>,
 }
@@ -33,6 +33,7 @@ impl Parse for ToolOptions {
                 "destructive" => Some(&mut options.destructive),
                 "idempotent" => Some(&mut options.idempotent),
                 "open_world" => Some(&mut options.open_world),
+                "needs_approval" => Some(&mut options.needs_approval),
                 _ => None,
             };
             match flag {
@@ -94,6 +95,7 @@ impl ToolOptions {
     pub fn fields(&self) -> TokenStream {
         let [read_only, destructive, idempotent, open_world] =
             [&self.read_only, &self.destructive, &self.idempotent, &self.open_world].map(Option::is_some);
+        let needs_approval = self.needs_approval.is_some();
         let timeout_ms = match &self.timeout_ms {
             Some((_, value)) => quote! { ::core::option::Option::Some(#value) },
             None => quote! { ::core::option::Option::None },
@@ -108,6 +110,7 @@ impl ToolOptions {
             },
             timeout_ms: #timeout_ms,
             retries: #retries,
+            needs_approval: #needs_approval,
         }
     }
 }
@@ -120,9 +123,16 @@ mod tests {
     #[test]
     fn options_become_fields() {
         let options: ToolOptions =
-            parse2(quote! { idempotent, open_world, timeout_ms = 500, retries = 2, }).expect("right");
+            parse2(quote! { idempotent, open_world, needs_approval, timeout_ms = 500, retries = 2, })
+                .expect("right");
         let fields = options.fields().to_string();
-        for part in ["idempotent : true", "read_only : false", "Some (500u32)", "retries : 2u32"] {
+        for part in [
+            "idempotent : true",
+            "read_only : false",
+            "Some (500u32)",
+            "retries : 2u32",
+            "needs_approval : true",
+        ] {
             assert!(fields.contains(part), "{part}: {fields}");
         }
     }

@@ -102,6 +102,13 @@ impl Harness {
         self.world.borrow_mut().web = web;
     }
 
+    /// What a person says of calls of tools with `needs_approval`: yes without this, or no and why.
+    pub fn verdict(self, verdict: Result<(), &str>) -> Self {
+        let denied = |why| format!("a person refused this call: {why}");
+        self.world.borrow_mut().verdict = verdict.map_err(denied);
+        self
+    }
+
     /// Names the session.
     pub fn session(mut self, session: impl Into<String>) -> Self {
         self.session = session.into();

@@ -50,6 +50,8 @@ pub struct World {
     pub requests: Vec<FetchRequest>,
     pub fault: Option<String>,
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
+    /// What a person says of calls that need it.
+    pub verdict: Result<(), String>,
     tools: Vec<ToolDefinition>,
     calls_made: u64,
     /// Milliseconds that turns have waited. Time passes only when nothing else can happen.
@@ -70,6 +72,7 @@ impl World {
             requests: Vec::new(),
             fault: None,
             host_tools: Vec::new(),
+            verdict: Ok(()),
             tools,
             calls_made: 0,
             clock_ms: 0,
@@ -326,6 +329,15 @@ impl Host for MemoryHost {
     fn tools(&self) -> Task<'_, Vec<HostTool>> {
         let tools = self.world.borrow().host_tools.iter().map(|(tool, _)| tool.clone()).collect();
         Box::pin(async { tools })
+    }
+
+    fn approve<'a>(&'a self, call_id: &'a str) -> Task<'a, Result<(), String>> {
+        let world = self.world.borrow();
+        let mut calls = world.saved.conversations.values().flat_map(|entries| unanswered(entries));
+        let name = calls.find(|call| call.id == call_id).map(|call| call.name.clone());
+        let asks = world.tools.iter().any(|tool| Some(&tool.name) == name.as_ref() && tool.needs_approval);
+        let verdict = if asks { world.verdict.clone() } else { Ok(()) };
+        Box::pin(async { verdict })
     }
 
     fn call_tool<'a>(

@@ -1,6 +1,7 @@
 //! Talking to a running host over its public HTTP interface, as any other client would.
 
 mod ai;
+mod approvals;
 mod chat;
 mod events;
 mod logs;
@@ -15,6 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
+pub use approvals::Approval;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
 pub use logs::{LogQuery, LogStream};

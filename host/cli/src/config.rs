@@ -273,6 +273,7 @@ fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
         memory_mb: limits.memory_mb.unwrap_or(default.memory_mb),
         cpu_ms: limits.cpu_ms.unwrap_or(default.cpu_ms),
         turn_ms: limits.turn_ms.unwrap_or(default.turn_ms),
+        approval_ms: limits.approval_ms.unwrap_or(default.approval_ms),
         tokens_per_turn: limits.tokens_per_turn.unwrap_or(default.tokens_per_turn),
         state_kb: limits.state_kb.unwrap_or(default.state_kb),
         host_calls: limits.host_calls.unwrap_or(default.host_calls),

@@ -127,7 +127,9 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::VersionNotFound { .. }
             | RuntimeError::ConversationNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
-            | RuntimeError::BatchNotFound { .. } => StatusCode::NOT_FOUND,
+            | RuntimeError::BatchNotFound { .. }
+            | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
+            RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::Manifest { .. }

@@ -174,6 +174,8 @@ fn routes_of(gateway: Gateway) -> Router {
             get(routes::turns::show).delete(routes::turns::cancel),
         )
         .route("/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", get(routes::turns::events))
+        .route("/v1/approvals", get(routes::approvals::list))
+        .route("/v1/approvals/{id}", post(routes::approvals::decide))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))
         .route("/ai/run/{*model}", post(routes::ai_run::run))

@@ -16,6 +16,7 @@ use crate::{
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
     exports::AgentPre,
+    host_tools::ToolName,
     instance,
     summary::{AgentDetail, AgentSummary},
     tools::{Tool, Tools},
@@ -130,6 +131,15 @@ impl Compiler {
             )));
         }
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
+        for name in manifest.tools.keys() {
+            if tools.get(name).is_none() && name.parse::<ToolName>().is_err() {
+                let known = tools.names().join(", ");
+                return Err(broken(format!(
+                    "[tools.{name}] in agent.toml names no tool; it describes: {known}, and calls others by names such as \
+                     \"agent:orders/find\""
+                )));
+            }
+        }
         let model = engine.info().name.clone();
         let logs = context.log.take();
         Ok(Prepared { manifest, digest, bytes, logs, description, model, limits, tools, pre })

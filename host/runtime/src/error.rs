@@ -64,6 +64,11 @@ pub enum RuntimeError {
     /// What a tool told its caller.
     #[error("{message}")]
     ToolFailed { message: String },
+    #[error("no approval {id:?} is asked for; it may belong to a turn that was removed")]
+    ApprovalNotFound { id: String },
+    /// It is decided once.
+    #[error("approval {id} {how}")]
+    ApprovalDecided { id: String, how: &'static str },
     #[error("{message}")]
     InvalidMessage { message: String },
     #[error("{message}")]
@@ -122,6 +127,8 @@ impl RuntimeError {
             Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
             Self::ToolFailed { .. } => "tool_failed",
+            Self::ApprovalNotFound { .. } => "approval_not_found",
+            Self::ApprovalDecided { .. } => "approval_decided",
             Self::InvalidMessage { .. } => "invalid_message",
             Self::InvalidEvent { .. } => "invalid_event",
             Self::ScheduleNotFound { .. } => "schedule_not_found",

@@ -73,8 +73,15 @@ impl Feed {
         &self.turn_id
     }
 
+    /// Numbers grow. What has been told already, because the turn is run again, is not told twice.
     pub(crate) fn publish(&self, events: impl IntoIterator<Item = (u64, RunEvent)>) {
-        self.lock().events.extend(events);
+        let mut inner = self.lock();
+        for (id, event) in events {
+            if inner.events.last().is_none_or(|(last, _)| *last < id) {
+                inner.events.push((id, event));
+            }
+        }
+        drop(inner);
         self.changed.notify_waiters();
     }
 

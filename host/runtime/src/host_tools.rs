@@ -19,6 +19,7 @@ pub(crate) use tool_name::ToolName;
 use crate::{
     RuntimeOptions,
     agent_host::Services,
+    approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
     component::Deployed,
@@ -157,6 +158,11 @@ async fn make(
         Err(error) => return Ok(Err(error)),
     };
     let tool = target.tool().clone();
+    if needs_approval(turn, &name, &target)
+        && let Err(why) = approvals::ask(turn, call, &name.to_string(), &arguments.to_string()).await?
+    {
+        return Ok(Err(ToolError::Refused(why)));
+    }
     let hints = tool.definition.hints;
     if let Target::Server { .. } = &target
         && !hints.may_repeat()
@@ -185,6 +191,17 @@ async fn make(
             result => return Ok(result.and_then(|value| checked_result(&tool, &value))),
         }
     }
+}
+
+/// Who has the tool asks for a person's word, or who calls it does.
+fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
+    let asked_by_owner = match target {
+        Target::Agent { agent, tool } => {
+            tool.definition.needs_approval || agent.manifest.asks_approval(name.tool())
+        }
+        Target::Server { .. } => false,
+    };
+    asked_by_owner || turn.agent.manifest.asks_approval(&name.to_string())
 }
 
 async fn attempt_once(
@@ -313,6 +330,7 @@ fn code(error: &ToolError) -> &'static str {
         ToolError::TimedOut(_) => "timed_out",
         ToolError::Unavailable(_) => "unavailable",
         ToolError::Interrupted(_) => "interrupted",
+        ToolError::Refused(_) => "refused",
         ToolError::Cancelled => "cancelled",
     }
 }

@@ -102,6 +102,19 @@ pub enum RunEvent {
         name: String,
         outcome: Result<Value, String>,
     },
+    /// A call waits for a person's word; see [`crate::AgentHost::decide`].
+    ApprovalRequired {
+        id: String,
+        tool: String,
+        arguments: Value,
+        expires_at_ms: u64,
+    },
+    ApprovalDecided {
+        id: String,
+        approved: bool,
+        /// What the agent is told instead of a result.
+        reason: Option<String>,
+    },
     /// After each generation.
     Generation {
         #[serde(with = "StoredUsage")]

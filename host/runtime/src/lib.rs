@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod agent_host;
+mod approvals;
 mod batch;
 mod bindings;
 mod capability;
@@ -45,6 +46,7 @@ mod tests;
 mod tools;
 
 pub use agent_host::AgentHost;
+pub use approvals::Approval;
 pub use batch::{
     AGENT_MODEL, BatchAnswer, BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResult,
     BatchResults, BatchStatus, ItemCounts, NewBatch,
@@ -59,7 +61,7 @@ pub use invocation::{
 };
 pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;
-pub use manifest::{Build, Grants, HttpTrigger, Manifest, Triggers};
+pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;

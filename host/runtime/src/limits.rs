@@ -12,6 +12,8 @@ pub struct Limits {
     pub cpu_ms: u32,
     /// From the start of a turn to its end.
     pub turn_ms: u32,
+    /// How long one call waits for a person's word. The turn's own time stands meanwhile.
+    pub approval_ms: u32,
     /// Tokens that the models produce in a turn.
     pub tokens_per_turn: u32,
     /// Keys and values of a session.
@@ -45,6 +47,8 @@ pub struct LimitsToml {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turn_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_turn: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_kb: Option<u32>,
@@ -71,6 +75,7 @@ const DEFAULT: Limits = Limits {
     memory_mb: 64,
     cpu_ms: 2_000,
     turn_ms: 60_000,
+    approval_ms: 86_400_000,
     tokens_per_turn: 4_096,
     state_kb: 1_024,
     host_calls: 100_000,
@@ -90,6 +95,7 @@ impl Default for Limits {
             memory_mb: 256,
             cpu_ms: 30_000,
             turn_ms: 600_000,
+            approval_ms: 604_800_000,
             tokens_per_turn: 32_768,
             state_kb: 16_384,
             host_calls: 1_000_000,
@@ -112,6 +118,7 @@ impl LimitsToml {
             memory_mb: least(self.memory_mb, DEFAULT.memory_mb, ceilings.memory_mb),
             cpu_ms: least(self.cpu_ms, DEFAULT.cpu_ms, ceilings.cpu_ms),
             turn_ms: least(self.turn_ms, DEFAULT.turn_ms, ceilings.turn_ms),
+            approval_ms: least(self.approval_ms, DEFAULT.approval_ms, ceilings.approval_ms),
             tokens_per_turn: least(self.tokens_per_turn, DEFAULT.tokens_per_turn, ceilings.tokens_per_turn),
             state_kb: least(self.state_kb, DEFAULT.state_kb, ceilings.state_kb),
             host_calls: least(self.host_calls, DEFAULT.host_calls, ceilings.host_calls),
@@ -135,6 +142,7 @@ impl LimitsToml {
             ("memory_mb", self.memory_mb, 1, 4_096),
             ("cpu_ms", self.cpu_ms, 1, 3_600_000),
             ("turn_ms", self.turn_ms, 1, 86_400_000),
+            ("approval_ms", self.approval_ms, 1, 2_592_000_000),
             ("tokens_per_turn", self.tokens_per_turn, 1, 16_777_216),
             ("state_kb", self.state_kb, 0, 1_048_576),
             ("host_calls", self.host_calls, 0, 1_000_000_000),

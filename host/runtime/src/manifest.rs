@@ -9,6 +9,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
+use std::collections::BTreeMap;
 
 /// More than any honest manifest has.
 const MAX_BYTES: usize = 256 << 10;
@@ -39,8 +40,20 @@ pub struct Manifest {
     pub grants: Grants,
     #[serde(default)]
     pub limits: LimitsToml,
+    /// By the name of one of the agent's tools, or of one that it calls: `[tools.refund]`, `[tools."agent:bank/pay"]`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tools: BTreeMap<String, ToolToml>,
     #[serde(default, skip_serializing_if = "SessionsToml::is_default")]
     pub sessions: SessionsToml,
+}
+
+/// What `agent.toml` says of a tool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolToml {
+    /// A person decides about each call, whatever the tool says of itself.
+    #[serde(default)]
+    pub approval: bool,
 }
 
 /// How the component is built. For the command line.
@@ -150,6 +163,13 @@ impl Manifest {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Manifest {
+    /// Whether `agent.toml` asks for a person's word on calls of a tool.
+    pub(crate) fn asks_approval(&self, tool: &str) -> bool {
+        self.tools.get(tool).is_some_and(|tool| tool.approval)
     }
 }
 

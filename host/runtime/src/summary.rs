@@ -59,6 +59,8 @@ pub struct ToolDefinition {
     pub timeout_ms: Option<u32>,
     /// How often a call that failed is made again.
     pub retries: u32,
+    /// A person decides about each call before it is made.
+    pub needs_approval: bool,
 }
 
 /// A stored agent that could not be started again.

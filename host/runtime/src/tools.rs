@@ -132,7 +132,8 @@ impl Tool {
     }
 
     fn compile(tool: types::ToolDefinition) -> Result<Self, String> {
-        let types::ToolDefinition { name, description, hints, timeout_ms, retries, .. } = tool;
+        let types::ToolDefinition { name, description, hints, timeout_ms, retries, needs_approval, .. } =
+            tool;
         let character = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
         if name.is_empty() || name.len() > 64 || !name.bytes().all(character) {
             return Err("a tool's name has 1 to 64 of the characters a-z, A-Z, 0-9, _ and -".into());
@@ -157,6 +158,7 @@ impl Tool {
             hints,
             timeout_ms,
             retries,
+            needs_approval,
         })
     }
 }
@@ -222,6 +224,7 @@ mod tests {
             hints: wit_hints(ToolHints::default()),
             timeout_ms: None,
             retries: 0,
+            needs_approval: false,
         })
     }
 
@@ -266,6 +269,7 @@ mod tests {
                 hints: wit_hints(hints),
                 timeout_ms,
                 retries,
+                needs_approval: false,
             })
             .map(|tool| tool.definition)
         };

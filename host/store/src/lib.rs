@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod agents;
+mod approvals;
 mod artifacts;
 #[cfg(test)]
 mod batch_tests;
@@ -36,6 +37,7 @@ mod webhooks;
 mod writer;
 
 pub use agents::{AgentRow, VersionRow};
+pub use approvals::{ApprovalRow, Decision, NewApproval, Verdict};
 pub use artifacts::ArtifactRow;
 pub use batches::{
     BatchRoom, BatchRow, ItemCounts, ItemEnd, ItemEnded, ItemKey, ItemRow, ItemState, NewBatch, NewItem,

@@ -211,6 +211,20 @@ const STEPS: &[&str] = &[
     );
     CREATE INDEX batch_items_waiting ON batch_items (batch, position) WHERE state = 0;
     CREATE INDEX batch_items_running ON batch_items (batch) WHERE state = 1;
+    CREATE TABLE approvals (
+        id            TEXT PRIMARY KEY,
+        turn          INTEGER NOT NULL REFERENCES turns(key) ON DELETE CASCADE,
+        tool          TEXT NOT NULL,
+        arguments     TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL,
+        verdict       INTEGER,
+        reason        TEXT,
+        decided_by    TEXT,
+        decided_at_ms INTEGER
+    ) WITHOUT ROWID;
+    CREATE INDEX approvals_by_turn ON approvals (turn);
+    CREATE INDEX approvals_pending ON approvals (created_at_ms) WHERE verdict IS NULL;
 ",
 ];
 

@@ -1,5 +1,5 @@
 //! Tools, called for sure. The first word of the text says which: `good` adds numbers, `bad` gives a result that breaks its
-//! output schema, `refuse` an error for the model, `boom` panics; `auto` leaves it to the model, `endless` never lets it
+//! output schema, `refuse` an error for the model, `boom` panics, `pay` needs a person's word, `sneak` does not ask for it; `auto` leaves it to the model, `endless` never lets it
 //! answer.
 
 use schemars::JsonSchema;
@@ -53,8 +53,16 @@ fn boom() {
     panic!("boom")
 }
 
+/// Pays.
+#[tool(needs_approval)]
+async fn pay(cx: &Context, #[schemars(range(min = 1, max = 99))] cents: u32) -> Result<u32, ToolError> {
+    let paid: u32 = cx.state().get_or_default("paid")?;
+    cx.state().set("paid", &(paid + 1))?;
+    Ok(cents)
+}
+
 /// Calls the tool that it is told to.
-#[agent(tools = [add, lie, refuse, boom])]
+#[agent(tools = [add, lie, refuse, boom, pay])]
 async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let word = message.text.split(' ').next().unwrap_or_default().to_owned();
     let conversation =
@@ -64,6 +72,12 @@ async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentErro
         "good" => conversation.tools(["add"]).tool_choice(ToolChoice::named("add")).run().await,
         "bad" => conversation.tools(["lie"]).tool_choice(ToolChoice::named("lie")).run().await,
         "endless" => conversation.tools(["add"]).tool_choice(ToolChoice::Required).max_rounds(1).run().await,
+        "sneak" => {
+            let forced = conversation.tools(["pay"]).tool_choice(ToolChoice::named("pay"));
+            let generation = forced.generate().await?;
+            cx.conversation().tool_result(&generation.tool_calls[0].id, Ok(1.into())).generate().await?;
+            Ok(Reply::text("it was taken"))
+        }
         tool => conversation.tools([tool]).tool_choice(ToolChoice::named(tool)).run().await,
     }
 }

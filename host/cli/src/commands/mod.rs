@@ -1,6 +1,7 @@
 //! The command line: one file a command, each with its flags and what it does.
 
 mod ai;
+mod approval;
 mod bench;
 mod build;
 mod chat;
@@ -85,6 +86,8 @@ enum Command {
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
+    Approval(approval::Command),
+    #[command(subcommand)]
     Ai(ai::Command),
     #[command(subcommand)]
     Model(model::Command),
@@ -167,6 +170,7 @@ impl Command {
             Command::Session(command) => session::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
+            Command::Approval(command) => approval::run(command).await,
             Command::Ai(command) => ai::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,

@@ -60,8 +60,9 @@ All of its settings:
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
-  [limits]   memory_mb, cpu_ms, turn_ms, tokens_per_turn, state_kb, host_calls,
-             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules, events
+  [limits]   memory_mb, cpu_ms, turn_ms, approval_ms, tokens_per_turn, state_kb,
+             host_calls, host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns,
+             schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
   [http]     max_body_bytes, drain_s, mcp_origins

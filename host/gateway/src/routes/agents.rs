@@ -101,6 +101,7 @@ fn detail_json(agent: &AgentDetail) -> Value {
         "memory_mb": agent.limits.memory_mb,
         "cpu_ms": agent.limits.cpu_ms,
         "turn_ms": agent.limits.turn_ms,
+        "approval_ms": agent.limits.approval_ms,
         "tokens_per_turn": agent.limits.tokens_per_turn,
         "state_kb": agent.limits.state_kb,
         "host_calls": agent.limits.host_calls,
@@ -126,6 +127,7 @@ fn detail_json(agent: &AgentDetail) -> Value {
             },
             "timeout_ms": tool.timeout_ms,
             "retries": tool.retries,
+            "needs_approval": tool.needs_approval,
         })
     });
     value["tools"] = tools.collect();

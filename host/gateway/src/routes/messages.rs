@@ -143,6 +143,15 @@ impl TurnJson {
                 }
                 Message::named("tool_result", &json!({"id": id, "name": name, key: value}))
             }
+            RunEvent::ApprovalRequired { id, tool, arguments, expires_at_ms } => {
+                let asked =
+                    json!({"id": id, "tool": tool, "arguments": arguments, "expires_at_ms": expires_at_ms});
+                Message::named("approval_required", &asked)
+            }
+            RunEvent::ApprovalDecided { id, approved, reason } => {
+                let decision = if approved { "approve" } else { "deny" };
+                Message::named("approval_decided", &json!({"id": id, "decision": decision, "reason": reason}))
+            }
             RunEvent::Generation { usage, timing } => {
                 self.first_token_us.get_or_insert(timing.first_token_us);
                 Message::named("usage", &json!({"usage": usage_json(&usage), "timing": timing_json(&timing)}))

@@ -2,6 +2,7 @@
 
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
+    approvals::Wakers,
     component::{Compiler, Deployed, Prepared, Source},
     egress::Egress,
     engine::WasmEngine,
@@ -14,10 +15,7 @@ use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak},
     time::Duration,
 };
 use tokio::{
@@ -41,7 +39,8 @@ pub(crate) struct Services {
     agents: RwLock<BTreeMap<String, Slot>>,
     /// Counts what changes about the agents.
     changes: watch::Sender<u64>,
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
+    pub(crate) wakers: Wakers,
     pub(crate) live: Arc<LiveTurns>,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
@@ -98,7 +97,8 @@ impl Services {
             instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
             agents: RwLock::default(),
             changes: watch::Sender::default(),
-            closed: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
+            wakers: Wakers::default(),
             live: Arc::default(),
             active: Arc::default(),
             clock,
@@ -298,13 +298,19 @@ impl Services {
     }
 
     pub(crate) fn admit(&self) -> Result<(), RuntimeError> {
-        if self.closed.load(Ordering::Acquire) { Err(RuntimeError::ShuttingDown) } else { Ok(()) }
+        if *self.closed.borrow() { Err(RuntimeError::ShuttingDown) } else { Ok(()) }
     }
 
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.send_replace(true);
         // Those who follow a log wait for nothing any more.
         self.log_growth.grew();
+    }
+
+    /// Resolves when no more turns are taken.
+    pub(crate) async fn closing(&self) {
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     /// Takes a turn, unless the agent has as many as it may.

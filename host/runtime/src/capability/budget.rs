@@ -2,8 +2,8 @@
 
 use super::fetch_budget::FetchBudget;
 use crate::{
-    bindings::types::Error, component::Deployed, egress::Egress, host_tools::TurnTools, journal::Journal,
-    tools::Tool,
+    approvals::TurnApprovals, bindings::types::Error, component::Deployed, egress::Egress,
+    host_tools::TurnTools, journal::Journal, tools::Tool,
 };
 use skep_engine::{Affinity, ModelSet, Usage};
 use std::{
@@ -28,6 +28,7 @@ pub(crate) struct Turn {
     pub(crate) tools: TurnTools,
     pub(super) egress: Arc<Egress>,
     pub(super) fetches: FetchBudget,
+    pub(crate) approvals: TurnApprovals,
     spent: Mutex<Spent>,
 }
 
@@ -59,7 +60,24 @@ impl Turn {
         egress: Arc<Egress>,
     ) -> Self {
         let fetches = FetchBudget::new(&agent.limits);
-        Turn { agent, models, affinity, deadline, journal, tools, egress, fetches, spent: Mutex::default() }
+        Turn {
+            agent,
+            models,
+            affinity,
+            deadline,
+            journal,
+            tools,
+            approvals: TurnApprovals::new(),
+            egress,
+            fetches,
+            spent: Mutex::default(),
+        }
+    }
+
+    /// Whether a person decides about calls of one of the agent's own tools.
+    pub(crate) fn needs_approval(&self, tool: &str) -> bool {
+        let own = self.agent.tools.get(tool);
+        own.is_some_and(|own| own.definition.needs_approval || self.agent.manifest.asks_approval(tool))
     }
 
     /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.

@@ -88,6 +88,16 @@ impl ConversationSet {
         Ok(conversation)
     }
 
+    /// The name and the arguments of a call of the model that waits for its result.
+    pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
+        self.opened.values().find_map(|conversation| {
+            let name = conversation.outstanding_call(id)?;
+            let inner = conversation.lock();
+            let mut calls = inner.transcript.messages().iter().rev().flat_map(|message| &message.tool_calls);
+            calls.find(|call| call.id == id).map(|call| (name, call.arguments.clone()))
+        })
+    }
+
     /// A copy of `from` under a name that is free or whose conversation is empty.
     pub(crate) fn fork(&mut self, from: &Conversation, name: &str) -> Result<Conversation, Error> {
         let taken = match (self.opened.get(name), self.committed.get(name)) {

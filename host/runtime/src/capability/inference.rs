@@ -297,6 +297,11 @@ fn check_result(
         )));
     };
     let (content, outcome) = match outcome {
+        Ok(_) if turn.needs_approval(&name) && !turn.approvals.is_approved(&id) => {
+            let message =
+                format!("a person decides about calls of tool {name:?}; ask first, with `tools.approve`");
+            return Err(Error::Denied(message));
+        }
         Ok(text) => {
             let tool = turn.tool(&name);
             let value = match tool {

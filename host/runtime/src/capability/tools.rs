@@ -2,8 +2,10 @@
 
 use super::{Capabilities, TurnContext, budget::Turn};
 use crate::{
+    approvals,
     bindings::tools::{CallOptions, Host, HostWithStore, ToolError, ToolInfo},
     host_tools,
+    journal::{Identity, Stopped},
 };
 use std::sync::Arc;
 use wasmtime::component::Accessor;
@@ -35,6 +37,48 @@ impl HostWithStore<TurnContext> for Capabilities {
         accessor.with(|mut access| access.get().charge_result(result.as_ref().map_or(0, String::len)))?;
         Ok(result)
     }
+
+    async fn approve(
+        accessor: &Accessor<TurnContext, Self>,
+        call_id: String,
+    ) -> wasmtime::Result<Result<(), String>> {
+        let Some(turn) = begin(accessor, call_id.len())? else { return Ok(Ok(())) };
+        let made = accessor.with(|mut access| access.get().conversations.outstanding_call(&call_id));
+        let Some((tool, arguments)) = made else {
+            let id = super::log::cut(&call_id, 80);
+            return Ok(Err(format!("no tool call {id:?} of this turn's conversations waits for a result")));
+        };
+        if !turn.needs_approval(&tool) {
+            return Ok(Ok(()));
+        }
+        Ok(approve(&turn, &call_id, &tool, &arguments).await?)
+    }
+}
+
+/// What the guest is told of a call that its model made.
+async fn approve(
+    turn: &Arc<Turn>,
+    call_id: &str,
+    tool: &str,
+    arguments: &str,
+) -> Result<Result<(), String>, Stopped> {
+    let mut call = turn.journal.call(Identity::new("tools.approve", &(call_id, tool, arguments)))?;
+    let decided = match turn.journal.recorded::<Result<(), String>>(&mut call)? {
+        Some((decided, place)) => {
+            place.reached().await;
+            decided
+        }
+        None => {
+            turn.journal.caught_up().await;
+            let decided = approvals::ask(turn, &call, tool, arguments).await?;
+            turn.journal.ended(&call, &decided, Vec::new());
+            decided
+        }
+    };
+    if decided.is_ok() {
+        turn.approvals.approve(call_id);
+    }
+    Ok(decided)
 }
 
 impl Host for TurnContext {}

@@ -51,6 +51,7 @@ impl Catalog {
             hints,
             timeout_ms: None,
             retries: 0,
+            needs_approval: false,
         })
     }
 
@@ -64,6 +65,7 @@ impl Catalog {
             hints: tool_hints(info.hints),
             timeout_ms: None,
             retries: 0,
+            needs_approval: false,
         };
         let tool = self.compile(definition).ok()?;
         Some(Arc::new(Offered { name: info.name.clone(), tool }))

@@ -12,6 +12,7 @@
 //! Random numbers need no records: all of them are drawn from the turn's seed.
 
 mod clock;
+mod flight;
 mod random;
 mod record;
 mod replay;
@@ -19,11 +20,13 @@ mod replay;
 mod tests;
 
 pub(crate) use clock::{MonotonicClock, WallClock};
+pub(crate) use flight::Waits;
 pub(crate) use random::{random, seed};
 pub(crate) use record::Identity;
 pub(crate) use replay::Place;
 
 use crate::{RunEvent, RuntimeError, feed::Feed};
+use flight::{Flight, Flying};
 use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
 use serde::{Serialize, de::DeserializeOwned};
@@ -31,7 +34,10 @@ use sha2::{Digest, Sha256};
 use skep_store::{Store, TurnKey};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 use tokio::sync::watch;
 
@@ -51,6 +57,7 @@ pub(crate) struct Journal {
     writing: watch::Sender<bool>,
     /// The last position that is stored; the highest there is once nothing more will be.
     stored: watch::Sender<u64>,
+    flight: Flight,
 }
 
 struct Inner {
@@ -85,6 +92,9 @@ pub(crate) struct Call {
     number: u32,
     identity: Identity,
     past: Past,
+    /// Events that the caller was shown while it goes on.
+    shown: AtomicU32,
+    _flying: Flying,
 }
 
 /// What is known of a call from before a restart.
@@ -151,6 +161,7 @@ impl Journal {
             inner: Mutex::new(inner),
             writing: watch::Sender::new(false),
             stored: watch::Sender::new(last_position),
+            flight: Flight::default(),
         }))
     }
 
@@ -162,6 +173,7 @@ impl Journal {
         }
         let number = inner.next_call;
         inner.next_call += 1;
+        let mut shown = 0;
         let past = match inner.recorded.remove(&number) {
             None => Past::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
@@ -176,11 +188,12 @@ impl Journal {
             Some(Recorded { result: Some(result), order, .. }) => {
                 Past::Ended { result, place: self.order.place(order) }
             }
-            Some(Recorded { tokens, shown_bytes, dispatched, .. }) => {
+            Some(Recorded { tokens, shown_bytes, dispatched, events, .. }) => {
+                shown = events;
                 Past::Begun { tokens, shown_bytes, dispatched }
             }
         };
-        Ok(Call { number, identity, past })
+        Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
     }
 
     /// A call that is answered at once, by `make` or from the journal.
@@ -257,6 +270,31 @@ impl Journal {
         if matches!(self.lock().failure, Failure::None) { Ok(()) } else { Err(Stopped) }
     }
 
+    /// The caller is shown something of a call that goes on.
+    pub(crate) fn shown(self: &Arc<Self>, call: &Call, event: RunEvent) {
+        call.shown.fetch_add(1, Ordering::Relaxed);
+        let record = Record::Shown { call: call.identity.clone(), event };
+        self.append(&mut self.lock(), call.number, [record]);
+    }
+
+    /// One of the calls waits for a person; see [`Journal::only_waits`].
+    pub(crate) fn waits(&self) -> Waits {
+        self.flight.waits()
+    }
+
+    /// Resolves when nothing happens in the turn any more until a person decides.
+    pub(crate) async fn only_waits(&self) {
+        self.flight.only_waits().await;
+    }
+
+    pub(crate) fn turn(&self) -> TurnKey {
+        self.turn
+    }
+
+    pub(crate) fn seed(&self) -> Vec<u8> {
+        self.seed.clone()
+    }
+
     /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
         let value = serde_json::to_value(result).expect("results of host calls are always JSON");
@@ -294,6 +332,13 @@ impl Journal {
             }
             Failure::Told => Err(RuntimeError::Cancelled),
         }
+    }
+
+    /// Waits until everything is stored. Whether that went well; if not, [`Journal::close`] says why.
+    pub(crate) async fn is_stored(&self) -> bool {
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.writing.subscribe().wait_for(|writing| !writing).await;
+        matches!(self.lock().failure, Failure::None)
     }
 
     /// After a guest that ended well: whether it made all calls that it made before.
@@ -402,6 +447,11 @@ impl Call {
     /// The call in the turn; the same when the turn is run again.
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// How many events of it the caller was shown, before a restart and since.
+    pub(crate) fn shown(&self) -> u32 {
+        self.shown.load(Ordering::Relaxed)
     }
 
     /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.

@@ -23,6 +23,8 @@ pub(super) enum Record {
     Dispatched { call: Identity },
     /// What a call came to.
     Result { call: Identity, value: Value },
+    /// What the caller was shown of a call that goes on.
+    Shown { call: Identity, event: RunEvent },
     /// Something else that the caller was shown.
     Event(RunEvent),
 }
@@ -48,7 +50,7 @@ impl Record {
     pub(super) fn event(&self) -> Option<RunEvent> {
         match self {
             Record::Tokens { text, .. } if !text.is_empty() => Some(RunEvent::Delta { text: text.clone() }),
-            Record::Event(event) => Some(event.clone()),
+            Record::Event(event) | Record::Shown { event, .. } => Some(event.clone()),
             Record::Tokens { .. } | Record::Dispatched { .. } | Record::Result { .. } => None,
         }
     }

@@ -16,6 +16,8 @@ pub(super) struct Recorded {
     pub(super) shown_bytes: usize,
     /// It was made, or was about to be.
     pub(super) dispatched: bool,
+    /// What the caller was shown of it while it went on.
+    pub(super) events: u32,
     pub(super) result: Option<Value>,
     /// How many results came before this one.
     pub(super) order: u32,
@@ -52,6 +54,11 @@ impl Replay {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.dispatched = true;
+                }
+                Record::Shown { call, .. } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.events += 1;
                 }
                 Record::Result { call, value } => {
                     let recorded = replay.calls.entry(record.call).or_default();

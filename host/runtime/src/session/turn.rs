@@ -35,7 +35,10 @@ use skep_store::{
     Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, TurnCommit, TurnFailure, TurnKey,
 };
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tracing::{Instrument, Span};
@@ -60,7 +63,8 @@ struct Opened {
     number: u64,
     key: TurnKey,
     journal: Arc<Journal>,
-    context: TurnContext,
+    /// Not there while the turn is parked.
+    context: Option<TurnContext>,
     turn: Arc<Turn>,
 }
 
@@ -115,34 +119,53 @@ impl Actor {
     /// The outcome, and the number of the last event before it.
     async fn run_turn(
         &mut self,
-        invocation: Invocation,
+        mut invocation: Invocation,
         received_at_ms: u64,
-        standing: Standing,
+        mut standing: Standing,
         end: &TurnEnd,
-        started: Instant,
+        mut started: Instant,
     ) -> Result<(u64, Outcome), RuntimeError> {
-        let key = standing.key();
         let is_attached = matches!(standing, Standing::Attached);
         let ending = TurnEnding::of(&invocation, end.feed().turn_id());
-        let opened = match self.open(&invocation, received_at_ms, standing, end, started).await {
-            Ok(opened) => opened,
-            Err(error) => {
-                if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
-                    self.fail(Failure { key, number: 0, logs: Vec::new() }, &ending, &error).await;
-                }
-                return Err(error);
-            }
-        };
-        let Opened { agent, number, key, journal, context, turn } = opened;
-        let idempotency_key = invocation.idempotency_key.clone();
         let tool = match &invocation.origin {
             Origin::Tool(tool) => Some(tool.name.clone()),
             _ => None,
         };
-        let entry = Entry::new(invocation, number, received_at_ms);
         let services = self.services.clone();
-        let (result, mut context) = self.call_guest(&services, &agent, &turn, end, context, entry).await;
-        if is_attached || !self.is_gone() {
+        let (opened, result) = loop {
+            let key = standing.key();
+            let mut opened = match self.open(&invocation, received_at_ms, standing, end, started).await {
+                Ok(opened) => opened,
+                Err(error) => {
+                    if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
+                        self.fail(Failure { key, number: 0, logs: Vec::new() }, &ending, &error).await;
+                    }
+                    return Err(error);
+                }
+            };
+            let entry = Entry::new(invocation.clone(), opened.number, received_at_ms);
+            let Some(result) = self.call_guest(&services, &mut opened, end, entry).await else {
+                let parked_at = Instant::now();
+                if let Err(error) = self.wait_parked(&services, &opened.journal, &opened.turn, end).await {
+                    break (opened, Err(error));
+                }
+                let Opened { key, journal, agent, .. } = opened;
+                standing = Standing::CutOff { key, seed: journal.seed(), digest: agent.digest.clone() };
+                // Its time stood still.
+                started += parked_at.elapsed();
+                invocation.deadline = invocation.deadline.map(|deadline| deadline + parked_at.elapsed());
+                continue;
+            };
+            break (opened, result);
+        };
+        let Opened { agent, number, key, journal, mut context, turn } = opened;
+        let idempotency_key = invocation.idempotency_key.take();
+        let goes_on_later = match &result {
+            Err(RuntimeError::ShuttingDown) => !is_attached,
+            Err(_) => !is_attached && self.is_gone(),
+            Ok(_) => false,
+        };
+        if !goes_on_later {
             turn.tools.called.cancel(&services);
         }
         let result = result.and_then(|reply| match &tool {
@@ -167,15 +190,16 @@ impl Actor {
                     elapsed_us: elapsed_us(started),
                 };
                 drop(turn);
+                let context = context.expect("a guest that answered has left it");
                 let answer = Answer { outcome, context, key };
                 self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
             // It goes on when the host does.
-            Err(error) if self.is_gone() && !is_attached => {
+            Err(error) if goes_on_later || (self.is_gone() && !is_attached) => {
                 return Err(services.admit().err().unwrap_or(error));
             }
             Err(error) => {
-                let logs = context.log.take();
+                let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
                 self.fail(Failure { key, number, logs }, &ending, &error).await;
                 return Err(error);
             }
@@ -286,7 +310,7 @@ impl Actor {
             },
             seen: None,
         });
-        Ok(Opened { agent, number, key, journal, context, turn })
+        Ok(Opened { agent, number, key, journal, context: Some(context), turn })
     }
 
     /// A turn that could not begin for a reason that is not its own: it waits for a host that is better off.
@@ -339,31 +363,58 @@ impl Actor {
         }
     }
 
+    /// Waits until a turn that is parked may go on.
+    async fn wait_parked(
+        &self,
+        services: &Services,
+        journal: &Journal,
+        turn: &Turn,
+        end: &TurnEnd,
+    ) -> Result<(), RuntimeError> {
+        if !journal.is_stored().await {
+            return Err(RuntimeError::Cancelled);
+        }
+        let mut gone = self.gone.clone();
+        tokio::select! {
+            () = turn.approvals.decided() => Ok(()),
+            () = end.abandoned() => Err(RuntimeError::Cancelled),
+            _ = gone.changed() => Err(RuntimeError::Cancelled),
+            () = services.closing() => Err(RuntimeError::ShuttingDown),
+        }
+    }
+
+    /// What the guest answered. `None`: all that it does is to wait for people, and it was dropped.
     async fn call_guest(
         &self,
         services: &Services,
-        agent: &Arc<Deployed>,
-        turn: &Turn,
+        opened: &mut Opened,
         end: &TurnEnd,
-        context: TurnContext,
         entry: Entry,
-    ) -> (Result<(String, Option<serde_json::Value>), RuntimeError>, TurnContext) {
+    ) -> Option<Result<(String, Option<serde_json::Value>), RuntimeError>> {
+        let Opened { agent, turn, journal, context, .. } = opened;
         let mut gone = self.gone.clone();
+        let parked = AtomicBool::new(false);
         let stop = async {
             tokio::select! {
                 () = end.abandoned() => {}
                 _ = gone.changed() => {}
+                () = journal.only_waits() => parked.store(true, Ordering::Relaxed),
             }
         };
         tokio::pin!(stop);
         let instance = tokio::select! {
             instance = tokio::time::timeout_at(turn.deadline.into(), services.instance()) => instance,
-            () = &mut stop => return (Err(RuntimeError::Cancelled), context),
+            () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
-        let Ok(_instance) = instance else { return (Err(RuntimeError::DeadlineExceeded), context) };
-        let (result, context) =
-            instance::take_turn(services.wasm(), agent, turn.deadline, stop, context, entry).await;
-        (result.and_then(|reply| reply.into_outcome(turn.deadline)), context)
+        let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
+        let running = context.take().expect("it is there until the guest is called");
+        let (result, after) =
+            instance::take_turn(services.wasm(), agent, turn.deadline, stop, running, entry).await;
+        if result.is_err() && parked.load(Ordering::Relaxed) {
+            return None;
+        }
+        *context = Some(after);
+        Some(result.and_then(|reply| reply.into_outcome(turn.deadline)))
     }
 
     /// Writes what the turn changed, and remembers it.

@@ -1,5 +1,6 @@
 //! Agents end to end inside this crate: components written as WebAssembly text, against a tiny model.
 
+mod approvals;
 mod artifacts;
 mod batches;
 mod commands;

@@ -19,7 +19,7 @@ use std::{
 use tokio::sync::Notify;
 
 /// Calls the tool that the message names with `{"id":1}` and replies with the result or with the error's text.
-fn caller() -> Guest {
+pub(super) fn caller() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/tools@0.1.0" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
@@ -47,7 +47,7 @@ const CALL_TOOL: &str = r#"
 
 /// An agent with the tool `find`, which takes an object with an integer `id`. `body` has the locals `$text` and `$length`,
 /// which begin as the arguments and end as the result, and `$a` and `$b`.
-fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
+pub(super) fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
     let strings = [
         (1_700, "find"),
         (1_710, "Finds."),
@@ -58,7 +58,7 @@ fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
     for (at, text) in &strings[..3] {
         record.extend([*at, text.len() as u32]);
     }
-    record.extend([1, 1_900, strings[3].1.len() as u32, 0, u32::from(timeout_ms > 0), timeout_ms, 0]);
+    record.extend([1, 1_900, strings[3].1.len() as u32, 0, u32::from(timeout_ms > 0), timeout_ms, 0, 0]);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("\\{byte:02x}")).collect::<String>();
     let words = |words: &[u32]| hex(&words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>());
     let data =
@@ -83,12 +83,12 @@ impl Guest {
     }
 }
 
-fn echoing() -> Guest {
+pub(super) fn echoing() -> Guest {
     finder("", "", 0)
 }
 
 /// An operator who grants this.
-fn granting(tools: &[&str]) -> RuntimeOptions {
+pub(super) fn granting(tools: &[&str]) -> RuntimeOptions {
     let grant = |text: &&str| ToolGrant::try_from(text.to_string()).expect("a grant");
     RuntimeOptions { granted_tools: tools.iter().map(grant).collect(), ..RuntimeOptions::default() }
 }
@@ -97,7 +97,7 @@ async fn start() -> Host {
     Host::with(granting(&["agent:*/*"])).await
 }
 
-fn granted(tools: &str) -> String {
+pub(super) fn granted(tools: &str) -> String {
     format!("[grants]\ntools = [{tools}]")
 }
 
@@ -243,7 +243,7 @@ fn timed_caller() -> Guest {
 }
 
 /// Counts itself in the state of the session, and then generates, which takes a while.
-fn counting() -> Guest {
+pub(super) fn counting() -> Guest {
     let imports = r#"
         (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
         (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))

@@ -1,0 +1,86 @@
+//! `skep approval`.
+
+use anyhow::Result;
+
+use super::{HostArgs, out};
+use crate::client::Approval;
+
+/// Decide about calls of tools that wait for a person's word
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    List(ListArgs),
+    Approve(ApproveArgs),
+    Deny(DenyArgs),
+}
+
+/// List the calls that wait, the oldest first
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep approval list
+  skep approval list --json | jq -r '.[].id'")]
+pub struct ListArgs {
+    #[command(flatten)]
+    host: HostArgs,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Let a call be made
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep approval approve 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-3")]
+pub struct ApproveArgs {
+    /// As `skep approval list` shows it
+    id: String,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Refuse a call
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep approval deny 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-3 --reason 'ask the guest first'")]
+pub struct DenyArgs {
+    /// As `skep approval list` shows it
+    id: String,
+    /// What the agent's model is told
+    #[arg(long)]
+    reason: Option<String>,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::List(args) => {
+            let approvals = args.host.client()?.approvals().await?;
+            if args.json { out::json(&approvals) } else { list(approvals) }
+        }
+        Command::Approve(args) => {
+            let approval = args.host.client()?.decide(&args.id, "approve", None).await?;
+            out::line(&format!("approved: {} of {}", approval.tool, approval.agent))
+        }
+        Command::Deny(args) => {
+            let approval = args.host.client()?.decide(&args.id, "deny", args.reason.as_deref()).await?;
+            out::line(&format!("denied: {} of {}", approval.tool, approval.agent))
+        }
+    }
+}
+
+fn list(approvals: Vec<Approval>) -> Result<()> {
+    if approvals.is_empty() {
+        return out::line("nothing waits for approval");
+    }
+    let rows: Vec<_> = approvals
+        .into_iter()
+        .map(|approval| {
+            let arguments = approval.arguments.to_string();
+            [approval.id, approval.agent, approval.session, approval.tool, arguments]
+        })
+        .collect();
+    out::table(["ID", "AGENT", "SESSION", "TOOL", "ARGUMENTS"], &rows)
+}

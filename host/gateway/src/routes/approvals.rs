@@ -1,0 +1,66 @@
+//! `/v1/approvals`: calls of tools that wait for a person's word.
+
+use super::page_limit;
+use crate::{ApiError, Gateway, body::JsonBody, headers};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::Approval;
+
+#[derive(Deserialize)]
+pub(crate) struct ListQuery {
+    limit: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DecisionBody {
+    decision: DecisionWord,
+    reason: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DecisionWord {
+    Approve,
+    Deny,
+}
+
+pub(crate) async fn list(
+    State(gateway): State<Gateway>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let approvals = gateway.host.approvals(page_limit(query.limit)?).await?;
+    let approvals: Vec<Value> = approvals.iter().map(approval_json).collect();
+    Ok(Json(json!({"object": "list", "data": approvals})))
+}
+
+/// Decides once: 409 if somebody was faster, or if nobody decided in time.
+pub(crate) async fn decide(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody<DecisionBody>,
+) -> Result<Json<Value>, ApiError> {
+    let approve = body.decision == DecisionWord::Approve;
+    let approval = gateway.host.decide(&id, approve, body.reason, headers::PRINCIPAL).await?;
+    let mut value = approval_json(&approval);
+    value["decision"] = json!(if approve { "approve" } else { "deny" });
+    Ok(Json(value))
+}
+
+fn approval_json(approval: &Approval) -> Value {
+    json!({
+        "object": "approval",
+        "id": approval.id,
+        "agent": approval.agent,
+        "session": approval.session,
+        "turn_id": approval.turn_id,
+        "tool": approval.tool,
+        "arguments": approval.arguments,
+        "created_at_ms": approval.created_at_ms,
+        "expires_at_ms": approval.expires_at_ms,
+    })
+}

@@ -1,0 +1,291 @@
+//! People's word on calls that need it.
+//!
+//! What is asked is a row of the store, so that it survives the host. A turn of which every call waits for a person is
+//! parked: its instance is dropped, its clock stands, and it is run again from its journal when somebody has decided or
+//! nobody did in time. A decision is made once.
+
+use crate::{
+    AgentHost, RunEvent, RuntimeError,
+    capability::{Turn, log::now_ms},
+    journal::{Call, Stopped},
+};
+use serde_json::Value;
+use skep_store::{ApprovalRow, Decision, NewApproval, Verdict};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::sync::watch;
+
+const MAX_PAGE: u32 = 1_000;
+const MAX_REASON_BYTES: usize = 2 << 10;
+/// Of one turn, at the same time.
+const MAX_WAITING: usize = 32;
+/// Of the arguments that people are shown.
+const MAX_ARGUMENT_BYTES: usize = 256 << 10;
+
+/// A call that waits for a person's word.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Approval {
+    pub id: String,
+    pub agent: String,
+    pub session: String,
+    pub turn_id: String,
+    pub tool: String,
+    pub arguments: Value,
+    pub created_at_ms: u64,
+    /// When the call is refused, if nobody decides.
+    pub expires_at_ms: u64,
+}
+
+/// How to wake the turns that wait.
+#[derive(Default)]
+pub(crate) struct Wakers(Mutex<HashMap<String, watch::Sender<()>>>);
+
+/// What one turn asked.
+pub(crate) struct TurnApprovals {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// Changes with every decision about a call of this turn.
+    decided: watch::Receiver<()>,
+    /// When the calls that wait are refused.
+    waiting: HashMap<u32, u64>,
+    /// Calls of the model that a person approved.
+    approved: BTreeSet<String>,
+}
+
+impl Wakers {
+    fn subscribe(&self, turn_id: &str) -> watch::Receiver<()> {
+        let mut wakers = self.lock();
+        wakers.retain(|_, waker| waker.receiver_count() > 0);
+        wakers.entry(turn_id.to_owned()).or_insert_with(|| watch::Sender::new(())).subscribe()
+    }
+
+    fn wake(&self, turn_id: &str) {
+        if let Some(waker) = self.lock().get(turn_id) {
+            waker.send_replace(());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TurnApprovals {
+    /// Nothing is asked yet.
+    pub(crate) fn new() -> Self {
+        let (_, decided) = watch::channel(());
+        let (waiting, approved) = (HashMap::new(), BTreeSet::new());
+        TurnApprovals { inner: Mutex::new(Inner { decided, waiting, approved }) }
+    }
+
+    /// Whether a person approved a call of the model.
+    pub(crate) fn is_approved(&self, call_id: &str) -> bool {
+        self.lock().approved.contains(call_id)
+    }
+
+    pub(crate) fn approve(&self, call_id: &str) {
+        self.lock().approved.insert(call_id.to_owned());
+    }
+
+    /// Resolves when the turn may go on: somebody has decided, or the time of a call is over.
+    pub(crate) async fn decided(&self) {
+        let (mut decided, expires_at_ms) = {
+            let inner = self.lock();
+            (inner.decided.clone(), inner.waiting.values().min().copied())
+        };
+        let left_ms = expires_at_ms.map_or(0, |at_ms| at_ms.saturating_sub(now_ms()));
+        tokio::select! {
+            changed = decided.changed() => {
+                // Nobody can decide about what was never asked.
+                debug_assert!(changed.is_ok());
+            }
+            () = tokio::time::sleep(Duration::from_millis(left_ms)) => {}
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks a person about a call, and waits for the decision. The error is what to say instead of a result.
+pub(crate) async fn ask(
+    turn: &Arc<Turn>,
+    call: &Call,
+    tool: &str,
+    arguments: &str,
+) -> Result<Result<(), String>, Stopped> {
+    match ask_store(turn, call, tool, arguments).await {
+        Ok(decided) => Ok(decided),
+        Err(error) => {
+            turn.journal.fail(error);
+            Err(Stopped)
+        }
+    }
+}
+
+async fn ask_store(
+    turn: &Arc<Turn>,
+    call: &Call,
+    tool: &str,
+    arguments: &str,
+) -> Result<Result<(), String>, RuntimeError> {
+    if arguments.len() > MAX_ARGUMENT_BYTES {
+        let bytes = arguments.len();
+        return Ok(Err(format!(
+            "nobody can be asked: {bytes} bytes of arguments; {MAX_ARGUMENT_BYTES} may be shown"
+        )));
+    }
+    let services = &turn.tools.services;
+    let id = format!("{}-{}", turn.tools.turn_id, call.number());
+    let mut decided = services.wakers.subscribe(&turn.tools.turn_id);
+    let now_ms = now_ms();
+    let approval = NewApproval {
+        id: id.clone(),
+        turn: turn.journal.turn(),
+        tool: tool.to_owned(),
+        arguments: arguments.to_owned(),
+        created_at_ms: now_ms,
+        expires_at_ms: now_ms + u64::from(turn.agent.limits.approval_ms),
+    };
+    services.store.ask_approval(&approval).await?;
+    loop {
+        decided.mark_unchanged();
+        let row = services.store.approval(&id).await?.ok_or(RuntimeError::Cancelled)?;
+        if call.shown() == 0 {
+            turn.journal.shown(call, required(&row));
+        }
+        if let Some(decision) = &row.decision {
+            if call.shown() < 2 {
+                turn.journal.shown(call, decided_event(&row, decision));
+            }
+            return Ok(outcome(decision));
+        }
+        let left_ms = row.expires_at_ms.saturating_sub(self::now_ms());
+        if left_ms == 0 {
+            let decision = Decision {
+                verdict: Verdict::Expired,
+                reason: None,
+                decided_by: "host".into(),
+                decided_at_ms: self::now_ms(),
+            };
+            // Somebody may have been faster.
+            services.store.decide_approval(&id, &decision).await?;
+            continue;
+        }
+        {
+            let mut inner = turn.approvals.lock();
+            if inner.waiting.len() >= MAX_WAITING {
+                return Ok(Err(format!("{MAX_WAITING} calls of this turn wait for a person already")));
+            }
+            inner.decided = decided.clone();
+            inner.waiting.insert(call.number(), row.expires_at_ms);
+        }
+        // The turn is parked here, unless something else of it goes on.
+        let _waits = turn.journal.waits();
+        tokio::select! {
+            _ = decided.changed() => {}
+            () = tokio::time::sleep(Duration::from_millis(left_ms)) => {}
+        }
+        turn.approvals.lock().waiting.remove(&call.number());
+    }
+}
+
+fn required(row: &ApprovalRow) -> RunEvent {
+    RunEvent::ApprovalRequired {
+        id: row.id.clone(),
+        tool: row.tool.clone(),
+        arguments: arguments(row),
+        expires_at_ms: row.expires_at_ms,
+    }
+}
+
+fn decided_event(row: &ApprovalRow, decision: &Decision) -> RunEvent {
+    RunEvent::ApprovalDecided {
+        id: row.id.clone(),
+        approved: decision.verdict == Verdict::Approved,
+        reason: outcome(decision).err(),
+    }
+}
+
+fn outcome(decision: &Decision) -> Result<(), String> {
+    let because = decision.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    match decision.verdict {
+        Verdict::Approved => Ok(()),
+        Verdict::Denied => Err(format!("a person refused this call{because}")),
+        Verdict::Expired => Err("nobody approved this call in time; it was not made".to_owned()),
+    }
+}
+
+fn arguments(row: &ApprovalRow) -> Value {
+    serde_json::from_str(&row.arguments).unwrap_or_else(|_| Value::String(row.arguments.clone()))
+}
+
+impl AgentHost {
+    /// The calls that wait for a person's word, the oldest first.
+    pub async fn approvals(&self, limit: u32) -> Result<Vec<Approval>, RuntimeError> {
+        let rows = self.services().store.pending_approvals(limit.min(MAX_PAGE)).await?;
+        Ok(rows.iter().map(approval).collect())
+    }
+
+    /// Decides about a call; its turn goes on. The reason is told to the agent if the call is denied.
+    pub async fn decide(
+        &self,
+        id: &str,
+        approve: bool,
+        reason: Option<String>,
+        decided_by: &str,
+    ) -> Result<Approval, RuntimeError> {
+        if let Some(bytes) = reason.as_ref().map(String::len).filter(|bytes| *bytes > MAX_REASON_BYTES) {
+            let message = format!("the reason has {bytes} bytes; {MAX_REASON_BYTES} are allowed");
+            return Err(RuntimeError::InvalidMessage { message });
+        }
+        let services = self.services();
+        let decision = Decision {
+            verdict: if approve { Verdict::Approved } else { Verdict::Denied },
+            reason,
+            decided_by: decided_by.to_owned(),
+            decided_at_ms: now_ms(),
+        };
+        let not_found = || RuntimeError::ApprovalNotFound { id: id.chars().take(80).collect() };
+        let row = services.store.approval(id).await?.ok_or_else(not_found)?;
+        if row.expires_at_ms > now_ms() && services.store.decide_approval(id, &decision).await? {
+            services.wakers.wake(&row.turn_id);
+            tracing::info!(
+                id,
+                agent = row.agent,
+                tool = row.tool,
+                approve,
+                decided_by,
+                "a call was decided about"
+            );
+            return Ok(approval(&row));
+        }
+        let row = services.store.approval(id).await?.ok_or_else(not_found)?;
+        let how = match row.decision.map(|decision| decision.verdict) {
+            Some(Verdict::Approved) => "was approved already",
+            Some(Verdict::Denied) => "was denied already",
+            None if !row.is_open => "is of a turn that has ended",
+            Some(Verdict::Expired) | None => "was refused, because nobody decided in time",
+        };
+        Err(RuntimeError::ApprovalDecided { id: row.id, how })
+    }
+}
+
+fn approval(row: &ApprovalRow) -> Approval {
+    Approval {
+        id: row.id.clone(),
+        agent: row.agent.clone(),
+        session: row.session.clone(),
+        turn_id: row.turn_id.clone(),
+        tool: row.tool.clone(),
+        arguments: arguments(row),
+        created_at_ms: row.created_at_ms,
+        expires_at_ms: row.expires_at_ms,
+    }
+}

@@ -1,0 +1,59 @@
+//! Which calls of a turn are under way, and which of them only wait for a person.
+
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The calls of one turn.
+#[derive(Clone, Default)]
+pub(super) struct Flight(Arc<watch::Sender<Calls>>);
+
+#[derive(Default)]
+struct Calls {
+    flying: u32,
+    waiting: u32,
+}
+
+/// While a call is under way it has this.
+pub(super) struct Flying(Flight);
+
+/// While a call waits for a person it has this too.
+pub(crate) struct Waits(Flight);
+
+impl Flight {
+    pub(super) fn call(&self) -> Flying {
+        self.change(|calls| calls.flying += 1);
+        Flying(self.clone())
+    }
+
+    pub(super) fn waits(&self) -> Waits {
+        self.change(|calls| calls.waiting += 1);
+        Waits(self.clone())
+    }
+
+    /// Resolves when there are calls, and all of them wait.
+    pub(super) async fn only_waits(&self) {
+        let only_waits = |calls: &Calls| calls.waiting > 0 && calls.waiting == calls.flying;
+        // The sender is part of this; it is not dropped meanwhile.
+        let _ = self.0.subscribe().wait_for(only_waits).await;
+    }
+
+    /// Nobody is woken while no call waits, as in nearly every turn.
+    fn change(&self, change: impl FnOnce(&mut Calls)) {
+        self.0.send_if_modified(|calls| {
+            change(calls);
+            calls.waiting > 0
+        });
+    }
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        self.0.change(|calls| calls.flying -= 1);
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.change(|calls| calls.waiting -= 1);
+    }
+}

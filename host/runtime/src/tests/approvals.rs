@@ -1,0 +1,173 @@
+//! Calls that a person decides about: what is asked survives everything, and is decided once.
+
+use super::{
+    fixture::{Host, invocation},
+    tools::{caller, counting, echoing, granted, granting},
+};
+use crate::{Approval, Invocation, RunEvent, RunHandle, TurnPhase};
+use std::time::Duration;
+
+const ASKS: &str = "[tools.find]\napproval = true";
+const TOOL: &str = "agent:orders/find";
+
+/// A host with an agent that calls a tool of another, which a person decides about.
+async fn start(more: &str) -> Host {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", ASKS, echoing()).await.expect("valid");
+    host.deploy("desk", &format!("{}\n{more}", granted("\"agent:orders/find\"")), caller())
+        .await
+        .expect("valid");
+    host
+}
+
+async fn detached(host: &Host) -> RunHandle {
+    host.agents.invoke(Invocation { detached: true, ..invocation("desk", "s", TOOL) }).await.expect("taken")
+}
+
+/// Reads until somebody is asked.
+async fn asked(handle: &mut RunHandle) -> String {
+    loop {
+        if let RunEvent::ApprovalRequired { id, .. } =
+            handle.next().await.expect("not over").expect("goes well")
+        {
+            return id;
+        }
+    }
+}
+
+async fn pending(host: &Host) -> Vec<Approval> {
+    host.agents.approvals(10).await.expect("listed")
+}
+
+async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, crate::RuntimeError> {
+    host.agents.decide(id, approve, (!approve).then(|| "too dear".to_owned()), "tester").await
+}
+
+#[tokio::test]
+async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
+    let host = start("").await;
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    let [waiting] = pending(&host).await.try_into().expect("one");
+    assert_eq!((waiting.id.as_str(), waiting.agent.as_str(), waiting.tool.as_str()), (&*id, "desk", TOOL));
+    assert_eq!((waiting.arguments["id"].as_u64(), waiting.turn_id.as_str()), (Some(1), handle.turn_id()));
+    assert!(waiting.expires_at_ms > waiting.created_at_ms);
+    let callee = host.agents.session("orders", "desk~s").await.expect_err("nothing was called yet");
+    assert_eq!(callee.code(), "session_not_found");
+
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let turn = handle.turn_id().to_owned();
+    let mut all = host.agents.follow("desk", "s", &turn).await.expect("there");
+    let (mut events, mut ids) = (Vec::new(), Vec::new());
+    while let Some(event) = all.next().await {
+        events.push(event.expect("goes well"));
+        ids.extend(all.last_id());
+    }
+    assert!(ids.is_sorted_by(|one, other| one < other), "{ids:?}");
+    let [
+        RunEvent::Started { turn: 1 },
+        RunEvent::ApprovalRequired { .. },
+        RunEvent::ApprovalDecided { approved: true, reason: None, .. },
+        RunEvent::Done(outcome),
+    ] = events.as_slice()
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!(outcome.text, r#"{"id":1}"#);
+    assert!(pending(&host).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_denied_call_is_not_made_and_the_agent_is_told_why() {
+    let host = start("").await;
+    let mut handle = detached(&host).await;
+    decide(&host, &asked(&mut handle).await, false).await.expect("nobody was faster");
+    let outcome = handle.outcome().await.expect("a refusal is no failure of the turn");
+    assert_eq!(outcome.text, "a person refused this call: too dear");
+    host.agents.session("orders", "desk~s").await.expect_err("nothing was called");
+}
+
+#[tokio::test]
+async fn a_call_is_decided_about_once() {
+    let host = start("").await;
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    decide(&host, &id, true).await.expect("the first");
+    for approve in [true, false] {
+        let error = decide(&host, &id, approve).await.expect_err("the second");
+        assert_eq!(error.code(), "approval_decided");
+        assert!(error.to_string().contains("was approved already"), "{error}");
+    }
+    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
+    assert_eq!(decide(&host, "another", true).await.expect_err("nobody asked").code(), "approval_not_found");
+}
+
+#[tokio::test]
+async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_meanwhile() {
+    let host = start("[limits]\nturn_ms = 2000\napproval_ms = 2500").await;
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    let outcome = handle.outcome().await.expect("its own time was not used up");
+    assert_eq!(outcome.text, "nobody approved this call in time; it was not made");
+    let late = decide(&host, &id, true).await.expect_err("too late");
+    assert!(late.to_string().contains("nobody decided in time"), "{late}");
+}
+
+#[tokio::test]
+async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    let turn = handle.turn_id().to_owned();
+    // Nobody decides before that; a drain that waited would not end.
+    host.agents.drain(Duration::from_secs(86_400)).await;
+    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    assert_eq!(pending(&host).await.into_iter().map(|one| one.id).collect::<Vec<_>>(), [id.as_str()]);
+    let phase = host.agents.turn("desk", "s", &turn).await.expect("kept").phase;
+    assert!(matches!(phase, TurnPhase::Running { .. }), "{phase:?}");
+
+    let mut handle = host.agents.follow("desk", "s", &turn).await.expect("it goes on");
+    assert_eq!(asked(&mut handle).await, id, "who follows it is told the same");
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let decided = handle.next().await.expect("not over").expect("goes well");
+    assert!(matches!(decided, RunEvent::ApprovalDecided { approved: true, .. }), "{decided:?}");
+    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
+    assert_eq!(host.agents.session("orders", "desk~s").await.expect("called").state_bytes, 2, "once");
+}
+
+#[tokio::test]
+async fn a_decision_just_before_the_end_of_the_host_is_kept() {
+    let host = start("").await;
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    let turn = handle.turn_id().to_owned();
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
+    assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
+}
+
+#[tokio::test]
+async fn nobody_is_asked_any_more_about_a_turn_that_was_cancelled() {
+    let host = start("").await;
+    let mut handle = detached(&host).await;
+    let id = asked(&mut handle).await;
+    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("it is there");
+    assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
+    assert!(pending(&host).await.is_empty());
+    let error = decide(&host, &id, true).await.expect_err("there is nothing to decide");
+    assert!(error.to_string().contains("is of a turn that has ended"), "{error}");
+}
+
+#[tokio::test]
+async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
+    let host = Host::start().await;
+    let error =
+        host.deploy("orders", "[tools.lose]\napproval = true", echoing()).await.expect_err("no such tool");
+    assert!(
+        error.to_string().contains("[tools.lose] in agent.toml names no tool; it describes: find"),
+        "{error}"
+    );
+}

@@ -1,0 +1,151 @@
+//! Calls that wait for a person's word.
+//!
+//! A row belongs to an open turn and goes with it. It is decided once: who comes later is told how.
+
+use crate::{Store, StoreError, TurnKey};
+use sqlx::{Row, query, sqlite::SqliteRow};
+
+/// A call that somebody has to decide about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewApproval {
+    /// Unique; the same when the turn asks again after a restart.
+    pub id: String,
+    pub turn: TurnKey,
+    pub tool: String,
+    /// JSON.
+    pub arguments: String,
+    pub created_at_ms: u64,
+    pub expires_at_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApprovalRow {
+    pub id: String,
+    pub agent: String,
+    pub session: String,
+    /// As clients know the turn.
+    pub turn_id: String,
+    pub tool: String,
+    pub arguments: String,
+    pub created_at_ms: u64,
+    pub expires_at_ms: u64,
+    /// The turn has not ended.
+    pub is_open: bool,
+    pub decision: Option<Decision>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub verdict: Verdict,
+    pub reason: Option<String>,
+    pub decided_by: String,
+    pub decided_at_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Approved,
+    Denied,
+    /// Nobody decided in time.
+    Expired,
+}
+
+const COLUMNS: &str = "approvals.id, agent, session, turns.id, tool, arguments, created_at_ms, expires_at_ms, \
+                       turns.ended_at_ms IS NULL, verdict, reason, decided_by, decided_at_ms";
+
+impl Store {
+    /// Asks, unless the same was asked before.
+    pub async fn ask_approval(&self, approval: &NewApproval) -> Result<(), StoreError> {
+        query(
+            "INSERT INTO approvals (id, turn, tool, arguments, created_at_ms, expires_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        )
+        .bind(&approval.id)
+        .bind(approval.turn.0)
+        .bind(&approval.tool)
+        .bind(&approval.arguments)
+        .bind(approval.created_at_ms as i64)
+        .bind(approval.expires_at_ms as i64)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("asked for an approval"))?;
+        Ok(())
+    }
+
+    pub async fn approval(&self, id: &str) -> Result<Option<ApprovalRow>, StoreError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM approvals JOIN turns ON turns.key = turn WHERE approvals.id = ?");
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(id)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read an approval"))?;
+        Ok(row.as_ref().map(approval_row))
+    }
+
+    /// Those that open turns wait for, the oldest first.
+    pub async fn pending_approvals(&self, limit: u32) -> Result<Vec<ApprovalRow>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM approvals JOIN turns ON turns.key = turn
+             WHERE verdict IS NULL AND turns.ended_at_ms IS NULL ORDER BY created_at_ms, approvals.id LIMIT ?"
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed approvals"))?;
+        Ok(rows.iter().map(approval_row).collect())
+    }
+
+    /// Decides what nobody has decided yet, while the turn is open. Whether this did.
+    pub async fn decide_approval(&self, id: &str, decision: &Decision) -> Result<bool, StoreError> {
+        let verdict = match decision.verdict {
+            Verdict::Approved => APPROVED,
+            Verdict::Denied => DENIED,
+            Verdict::Expired => EXPIRED,
+        };
+        let decided = query(
+            "UPDATE approvals SET verdict = ?, reason = ?, decided_by = ?, decided_at_ms = ?
+             WHERE id = ? AND verdict IS NULL
+             AND EXISTS (SELECT 1 FROM turns WHERE turns.key = turn AND turns.ended_at_ms IS NULL)",
+        )
+        .bind(verdict)
+        .bind(&decision.reason)
+        .bind(&decision.decided_by)
+        .bind(decision.decided_at_ms as i64)
+        .bind(id)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("decided about an approval"))?;
+        Ok(decided.rows_affected() == 1)
+    }
+}
+
+const APPROVED: i64 = 1;
+const DENIED: i64 = 2;
+const EXPIRED: i64 = 3;
+
+fn approval_row(row: &SqliteRow) -> ApprovalRow {
+    let decision = row.get::<Option<i64>, _>(9).map(|verdict| Decision {
+        verdict: match verdict {
+            APPROVED => Verdict::Approved,
+            DENIED => Verdict::Denied,
+            _ => Verdict::Expired,
+        },
+        reason: row.get(10),
+        decided_by: row.get::<Option<String>, _>(11).unwrap_or_default(),
+        decided_at_ms: row.get::<Option<i64>, _>(12).unwrap_or_default() as u64,
+    });
+    ApprovalRow {
+        id: row.get(0),
+        agent: row.get(1),
+        session: row.get(2),
+        turn_id: row.get(3),
+        tool: row.get(4),
+        arguments: row.get(5),
+        created_at_ms: row.get::<i64, _>(6) as u64,
+        expires_at_ms: row.get::<i64, _>(7) as u64,
+        is_open: row.get(8),
+        decision,
+    }
+}

@@ -1,0 +1,77 @@
+//! Calls of an agent's own tools that people decide about, over HTTP.
+
+use crate::harness::{Host, client, shared};
+use serde_json::{Value, json};
+
+async fn start(host: &Host, agent: &str, session: &str) -> String {
+    host.deploy_guest("toolcall", agent, "").await;
+    let path = format!("/v1/agents/{agent}/sessions/{session}/messages?detach=true");
+    let (status, accepted) = host.post(&path, json!({"text": "pay the bill"})).await;
+    assert_eq!(status, 202, "{accepted}");
+    accepted["events_url"].as_str().expect("an address").to_owned()
+}
+
+/// The data of the first event of this name.
+async fn event(host: &Host, events_url: &str, name: &str) -> Value {
+    let mut response = client().get(host.at(events_url)).send().await.expect("there");
+    let (mut body, name) = (String::new(), format!("event: {name}\n"));
+    loop {
+        let found = body.split("\n\n").find(|event| event.contains(&name) && event.contains("data: "));
+        let data = found.and_then(|event| event.lines().find_map(|line| line.strip_prefix("data: ")));
+        if let Some(value) = data.and_then(|data| serde_json::from_str(data).ok()) {
+            return value;
+        }
+        let chunk = response.chunk().await.expect("readable");
+        body.push_str(&String::from_utf8_lossy(&chunk.unwrap_or_else(|| panic!("no {name}in {body}"))));
+    }
+}
+
+#[tokio::test]
+async fn a_models_call_waits_until_somebody_approves_it_and_is_made_once() {
+    let host = shared();
+    let events = start(host, "payer", "yes").await;
+    let asked = event(host, &events, "approval_required").await;
+    assert_eq!(asked["tool"], "pay");
+    let cents = asked["arguments"]["cents"].clone();
+    assert!(cents.is_u64(), "{asked}");
+    let (_, listed) = host.get("/v1/approvals").await;
+    assert!(
+        listed["data"].as_array().expect("a list").iter().any(|one| one["id"] == asked["id"]),
+        "{listed}"
+    );
+
+    let path = format!("/v1/approvals/{}", asked["id"].as_str().expect("an id"));
+    let (status, refused) = host.post(&path, json!({"decision": "maybe"})).await;
+    assert_eq!(status, 400, "{refused}");
+    let (status, decided) = host.post(&path, json!({"decision": "approve"})).await;
+    assert_eq!((status, &decided["decision"]), (200, &json!("approve")), "{decided}");
+    let (status, again) = host.post(&path, json!({"decision": "deny"})).await;
+    assert_eq!((status, &again["error"]["code"]), (409, &json!("approval_decided")), "{again}");
+
+    let done = event(host, &events, "done").await;
+    assert_eq!(done["tool_calls"][0]["result"], cents, "{done}");
+    let (_, session) = host.get("/v1/agents/payer/sessions/yes").await;
+    assert_eq!(session["turns"], 1, "{session}");
+    assert_eq!(host.post("/v1/approvals/nobody", json!({"decision": "deny"})).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_denied_call_is_told_to_the_model_with_the_reason() {
+    let host = shared();
+    let events = start(host, "payer", "no").await;
+    let asked = event(host, &events, "approval_required").await;
+    let path = format!("/v1/approvals/{}", asked["id"].as_str().expect("an id"));
+    host.ok(&path, json!({"decision": "deny", "reason": "ask the guest first"})).await;
+    let done = event(host, &events, "done").await;
+    assert_eq!(done["tool_calls"][0]["error"], "a person refused this call: ask the guest first", "{done}");
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_ask_may_not_answer_the_call() {
+    let host = shared();
+    host.deploy_guest("toolcall", "sneak", "").await;
+    let (status, answer) = host.message("sneak", "s", "sneak").await;
+    assert_eq!(status, 500, "{answer}");
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("a person decides about calls of tool \"pay\""), "{message}");
+}
