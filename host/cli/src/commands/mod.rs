@@ -11,6 +11,7 @@ mod doctor;
 mod invoke;
 mod list;
 mod logs;
+mod mcp;
 mod model;
 mod new;
 mod out;
@@ -86,6 +87,8 @@ enum Command {
     Logs(logs::Args),
     #[command(subcommand)]
     Ai(ai::Command),
+    #[command(subcommand)]
+    Mcp(mcp::Command),
     #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
@@ -165,6 +168,7 @@ impl Command {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,
+            Command::Mcp(command) => mcp::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Ai(command) => ai::run(command).await,
