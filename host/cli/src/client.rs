@@ -22,8 +22,8 @@ pub use events::TurnStream;
 pub use logs::{LogQuery, LogStream};
 pub use sessions::{Message, MessagePage, Session, SessionDetail};
 pub use wire::{
-    AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
-    Usage as TokenUsage,
+    AcceptedTurn, Agent, AgentVersion, LogLine, McpServer, McpTool, Timing, ToolCall, Turn, TurnEvent,
+    TurnState, TurnStatus, Usage as TokenUsage,
 };
 
 /// The environment variable that names another host.
@@ -57,6 +57,12 @@ impl Client {
 
     pub async fn agents(&self) -> Result<Vec<Agent>> {
         let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
+        Ok(list.data)
+    }
+
+    /// The servers of tools that the host's skep.toml names.
+    pub async fn mcp_servers(&self) -> Result<Vec<McpServer>> {
+        let list: wire::List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])).await?;
         Ok(list.data)
     }
 

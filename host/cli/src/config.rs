@@ -6,9 +6,11 @@
 mod ai;
 mod batch;
 mod grants;
+mod mcp;
 mod outbound;
 mod sessions;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,7 @@ use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
+pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
 
@@ -49,6 +52,8 @@ pub struct Config {
     pub grants: GrantsConfig,
     pub batch: BatchConfig,
     pub outbound: OutboundConfig,
+    /// Servers of tools, by name.
+    pub mcp: BTreeMap<String, McpConfig>,
     pub telemetry: TelemetryConfig,
 }
 
@@ -158,6 +163,7 @@ impl Config {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut config =
             Self::parse(&text).with_context(|| format!("{} is not a valid skep.toml", path.display()))?;
+        mcp::relative_to(&mut config.mcp, path.parent().unwrap_or(Path::new(".")));
         if let (Some(data), Some(dir)) = (&config.data, path.parent()) {
             config.data = Some(dir.join(data));
         }
@@ -226,6 +232,7 @@ impl Config {
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
+        mcp::apply(&self.mcp, &mut options.runtime)?;
         for origin in self.http.mcp_origins.iter().flatten() {
             check_origin(origin)?;
         }

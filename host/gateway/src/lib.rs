@@ -183,6 +183,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/ai/batches/{id}", get(routes::ai_batches::show).delete(routes::ai_batches::cancel))
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
+        .route("/v1/mcp", get(routes::mcp_servers::list))
         .route("/mcp", any(mcp::serve))
         .route("/healthz", get(routes::health::healthz))
         .route("/readyz", get(routes::health::readyz))

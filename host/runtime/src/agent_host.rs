@@ -20,8 +20,10 @@ use crate::{
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
+use skep_outbound::ToolServer;
 use skep_store::{LogRow, Store};
 use std::{
+    collections::BTreeMap,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -111,6 +113,11 @@ impl AgentHost {
     /// A tool that others may call, with [`crate::Origin::Tool`].
     pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
         self.inner.services.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
+    }
+
+    /// Servers whose tools agents may be granted, by name.
+    pub fn tool_servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
+        self.inner.services.host_tools.servers()
     }
 
     /// Removes an agent with its sessions and logs. Turns that run are cancelled.

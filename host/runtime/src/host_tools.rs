@@ -71,6 +71,10 @@ enum Target {
 }
 
 impl HostTools {
+    pub(crate) fn servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
+        &self.servers
+    }
+
     pub(crate) fn new(options: &RuntimeOptions) -> Self {
         let (servers, ceiling) = (options.tool_servers.clone(), options.granted_tools.clone());
         HostTools { servers, ceiling, catalog: Catalog::default() }

@@ -12,6 +12,7 @@ mod doctor;
 mod invoke;
 mod list;
 mod logs;
+mod mcp;
 mod model;
 mod new;
 mod out;
@@ -89,6 +90,8 @@ enum Command {
     Approval(approval::Command),
     #[command(subcommand)]
     Ai(ai::Command),
+    #[command(subcommand)]
+    Mcp(mcp::Command),
     #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
@@ -168,6 +171,7 @@ impl Command {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,
+            Command::Mcp(command) => mcp::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Approval(command) => approval::run(command).await,

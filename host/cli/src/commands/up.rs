@@ -66,6 +66,8 @@ All of its settings:
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
   [http]     max_body_bytes, drain_s, mcp_origins
+  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
+             tools, see: skep mcp --help
   [ai]       models: what clients of /ai/run call a model, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,

@@ -8,6 +8,7 @@ pub(crate) mod chat_completions;
 pub(crate) mod completions;
 pub(crate) mod health;
 pub(crate) mod logs;
+pub(crate) mod mcp_servers;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod session_exports;

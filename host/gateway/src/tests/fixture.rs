@@ -56,10 +56,14 @@ impl Server {
     }
 
     pub async fn with(options: GatewayOptions) -> Server {
+        Server::with_runtime(options, RuntimeOptions::default()).await
+    }
+
+    pub async fn with_runtime(options: GatewayOptions, runtime: RuntimeOptions) -> Server {
         let engine = Engine::start(tiny_model(), EngineOptions::default()).unwrap();
         let models = ModelSet::new(engine.clone());
         let store = Store::in_memory().await.unwrap();
-        let host = AgentHost::start(store, models, RuntimeOptions::default()).await.unwrap();
+        let host = AgentHost::start(store, models, runtime).await.unwrap();
         Server { router: router(host.clone(), options), engine, host }
     }
 

@@ -38,15 +38,15 @@ impl ClientHandler for Listener {
     }
 }
 
-struct Running {
+pub(super) struct Running {
     server: Server,
-    url: String,
-    stop: oneshot::Sender<()>,
-    serving: JoinHandle<std::io::Result<()>>,
+    pub(super) url: String,
+    pub(super) stop: oneshot::Sender<()>,
+    pub(super) serving: JoinHandle<std::io::Result<()>>,
 }
 
 impl Running {
-    async fn start(options: GatewayOptions) -> Running {
+    pub(super) async fn start(options: GatewayOptions) -> Running {
         let server = turns::server().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -58,7 +58,7 @@ impl Running {
         Running { server, url, stop, serving }
     }
 
-    async fn deploy(&self, name: &str) {
+    pub(super) async fn deploy(&self, name: &str) {
         let manifest = Manifest::from_toml(&format!("name = \"{name}\"")).unwrap();
         self.server.host.deploy(manifest, turns::echo(), "tester").await.unwrap();
     }

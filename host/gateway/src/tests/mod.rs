@@ -7,6 +7,7 @@ mod completions;
 mod drain;
 mod fixture;
 mod mcp;
+mod mcp_servers;
 mod sessions;
 mod streaming;
 mod streams;

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod bounds;
+mod mcp;
 mod redirects;
 mod secrets;
 mod server;

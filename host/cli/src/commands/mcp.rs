@@ -1,0 +1,54 @@
+//! `skep mcp`.
+
+use anyhow::Result;
+
+use super::{HostArgs, out};
+
+/// Servers of tools that skep.toml names
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+skep.toml names a server, and grants its tools to agents that ask for them:
+  [mcp.files]
+  command = [\"python3\", \"server.py\"]       # started here; or url = \"https://…/mcp\"
+  env = { TOKEN = \"${FILES_TOKEN}\" }       # from the host's environment; headers, with a url
+  tools = [\"read\", \"list\"]                # leave it out for all of them
+  timeout_ms = 30000
+  [grants]
+  tools = [\"mcp:files/*\"]
+
+agent.toml asks for them:
+  [grants]
+  tools = [\"mcp:files/read\"]")]
+pub enum Command {
+    List(ListArgs),
+}
+
+/// List the servers of a running host, whether they answer, and their tools
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep mcp list
+  skep mcp list --json | jq -r '.[] | select(.state != \"connected\") | .error'")]
+pub struct ListArgs {
+    #[command(flatten)]
+    host: HostArgs,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    let Command::List(args) = command;
+    let servers = args.host.client()?.mcp_servers().await?;
+    if args.json {
+        return out::json(&servers);
+    }
+    if servers.is_empty() {
+        return out::line("no servers; name one in skep.toml, see: skep mcp --help");
+    }
+    let rows = servers.into_iter().map(|server| {
+        let tools: Vec<String> = server.tools.into_iter().map(|tool| tool.name).collect();
+        [server.name, server.state, server.error.unwrap_or_else(|| tools.join(", "))]
+    });
+    out::table(["NAME", "STATE", "TOOLS"], &rows.collect::<Vec<_>>())
+}

@@ -1,0 +1,153 @@
+//! MCP servers that the operator names: processes of this machine that speak over their standard input and output, and
+//! servers reached over streamable HTTP.
+//!
+//! A connection is made when it is first needed, kept, and made anew after it broke, each time a little later. What comes
+//! from a server is bounded in size, number and time, and believed by nobody: the runtime compiles its schemas and validates
+//! what it gives. A call that nobody waits for any more is cancelled at the server.
+
+mod catalog;
+mod connection;
+mod options;
+mod outcome;
+mod process;
+
+pub use options::{McpBounds, McpOptions, McpTransport};
+
+use crate::{ServedTool, ToolServer, ToolServerError};
+use connection::Connection;
+use futures::future::BoxFuture;
+use rmcp::{ServiceError, model::CallToolRequestParams};
+use serde_json::Value;
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
+
+/// One server. Dropping it ends the process or the session.
+pub struct McpServer {
+    name: String,
+    options: McpOptions,
+    state: Mutex<State>,
+}
+
+enum State {
+    Connected(Arc<Connection>),
+    /// There is none now. After failures the next try waits.
+    Away {
+        failures: u32,
+        next: Instant,
+        why: String,
+    },
+}
+
+impl McpServer {
+    /// Connects to nothing yet.
+    pub fn new(name: impl Into<String>, options: McpOptions) -> Self {
+        let state = State::Away { failures: 0, next: Instant::now(), why: String::new() };
+        McpServer { name: name.into(), options, state: Mutex::new(state) }
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, ToolServerError> {
+        let mut state = self.state.lock().await;
+        let failures = match &*state {
+            State::Connected(connection) if connection.is_open() => return Ok(connection.clone()),
+            State::Connected(_) => {
+                tracing::warn!(server = self.name, "the connection to an MCP server broke; it is made anew");
+                0
+            }
+            State::Away { next, why, .. } if *next > Instant::now() => {
+                let wait = next.duration_since(Instant::now()).as_millis();
+                return Err(self.unavailable(format!("{why}; it is tried again in {wait} ms")));
+            }
+            State::Away { failures, .. } => *failures,
+        };
+        match Connection::open(&self.name, &self.options).await {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                *state = State::Connected(connection.clone());
+                Ok(connection)
+            }
+            Err(why) => {
+                tracing::warn!(server = self.name, "an MCP server cannot be reached: {why}");
+                let next = Instant::now() + backoff(failures);
+                *state = State::Away { failures: failures.saturating_add(1), next, why: why.clone() };
+                Err(self.unavailable(why))
+            }
+        }
+    }
+
+    /// A connection that failed is not used again.
+    async fn give_up(&self, broken: &Arc<Connection>) {
+        let mut state = self.state.lock().await;
+        if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(connection, broken)) {
+            *state = State::Away { failures: 0, next: Instant::now(), why: String::new() };
+        }
+    }
+
+    async fn served(&self) -> Result<Arc<[ServedTool]>, ToolServerError> {
+        let connection = self.connection().await?;
+        match connection.tools(&self.name, &self.options).await {
+            Ok(tools) => Ok(tools),
+            Err(why) => {
+                self.give_up(&connection).await;
+                Err(self.unavailable(format!("it does not list its tools: {why}")))
+            }
+        }
+    }
+
+    async fn call_once(&self, tool: &str, arguments: Value) -> Result<Value, ToolServerError> {
+        let served = self.served().await?;
+        let Some(described) = served.iter().find(|served| served.name == tool) else {
+            return Err(self.unavailable(format!("it offers no tool {tool:?}")));
+        };
+        let connection = self.connection().await?;
+        let Value::Object(arguments) = arguments else {
+            return Err(ToolServerError::Failed("the arguments of a tool are an object".to_owned()));
+        };
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let timeout = self.options.bounds.call;
+        let called = tokio::time::timeout(timeout, connection.peer().call_tool(params)).await;
+        let Ok(called) = called else {
+            let (name, limit) = (&self.name, timeout.as_millis());
+            return Err(self.unavailable(format!(
+                "{tool} did not answer within {limit} ms; allow it more with timeout_ms under [mcp.{name}] in skep.toml"
+            )));
+        };
+        match called {
+            Ok(result) => outcome::value(result, described, self.options.bounds.result_bytes),
+            Err(ServiceError::McpError(error)) => Err(ToolServerError::Failed(outcome::cut(&error.message))),
+            Err(error) => {
+                self.give_up(&connection).await;
+                Err(self.unavailable(format!("{tool} was cut off: {error}")))
+            }
+        }
+    }
+
+    fn unavailable(&self, why: String) -> ToolServerError {
+        ToolServerError::Unavailable(format!("MCP server {:?}: {}", self.name, outcome::cut(&why)))
+    }
+}
+
+impl ToolServer for McpServer {
+    fn tools(&self) -> BoxFuture<'_, Result<Arc<[ServedTool]>, ToolServerError>> {
+        Box::pin(self.served())
+    }
+
+    fn call<'a>(&'a self, tool: &'a str, arguments: Value) -> BoxFuture<'a, Result<Value, ToolServerError>> {
+        Box::pin(self.call_once(tool, arguments))
+    }
+}
+
+impl fmt::Debug for McpServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Its options hold secrets.
+        f.debug_struct("McpServer").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn backoff(failures: u32) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(60);
+    Duration::from_millis(500 << failures.min(10)).min(LONGEST)
+}

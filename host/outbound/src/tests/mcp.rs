@@ -1,0 +1,162 @@
+//! A real process that behaves well and badly.
+
+use crate::{
+    McpBounds, McpOptions, McpServer, McpTransport, ServedTool, ToolHints, ToolServer, ToolServerError,
+};
+use serde_json::{Value, json};
+use std::{path::Path, sync::Arc, time::Duration};
+
+/// The fixture, behaving so.
+fn options(how: &str) -> McpOptions {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/mcp/server.py");
+    let transport = McpTransport::Process {
+        program: "python3".to_owned(),
+        arguments: vec![script.to_str().expect("a plain path").to_owned(), how.to_owned()],
+        environment: [("GREETING".to_owned(), "hello".to_owned())].into(),
+        folder: None,
+    };
+    McpOptions { transport, tools: None, bounds: McpBounds::default() }
+}
+
+fn bounded(how: &str, bounds: McpBounds) -> McpServer {
+    McpServer::new("fixture", McpOptions { bounds, ..options(how) })
+}
+
+fn server(how: &str) -> McpServer {
+    McpServer::new("fixture", options(how))
+}
+
+async fn names(server: &McpServer) -> Vec<String> {
+    server.tools().await.expect("it lists them").iter().map(|tool| tool.name.clone()).collect()
+}
+
+async fn call(server: &McpServer, tool: &str) -> Result<Value, ToolServerError> {
+    server.call(tool, json!({})).await
+}
+
+async fn failed(server: &McpServer, tool: &str) -> String {
+    match call(server, tool).await {
+        Err(ToolServerError::Failed(message)) => message,
+        other => panic!("{tool}: {other:?}"),
+    }
+}
+
+async fn unavailable(server: &McpServer, tool: &str) -> String {
+    match call(server, tool).await {
+        Err(ToolServerError::Unavailable(message)) => message,
+        other => panic!("{tool}: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn tools_are_listed_and_called() {
+    let server = server("good");
+    let tools = server.tools().await.expect("it lists them");
+    let ServedTool { output_schema, hints, .. } = &tools[0];
+    assert_eq!(
+        (tools[0].name.as_str(), &output_schema.as_ref().expect("it has one")["required"]),
+        ("add", &json!(["sum"]))
+    );
+    assert_eq!(*hints, ToolHints { read_only: true, ..ToolHints::default() });
+    assert_eq!(tools[1].hints, ToolHints { destructive: true, open_world: true, ..ToolHints::default() });
+    assert_eq!(server.call("add", json!({"a": 2, "b": 3})).await, Ok(json!({"sum": 5})));
+    // Nothing of the environment of this process.
+    assert_eq!(call(&server, "environment").await, Ok(json!("GREETING")));
+    let picture = call(&server, "picture").await.expect("blocks");
+    assert_eq!((&picture[0]["type"], &picture[0]["mimeType"]), (&json!("image"), &json!("image/png")));
+}
+
+#[tokio::test]
+async fn what_a_tool_says_of_its_failure_is_passed_on() {
+    let server = server("good");
+    assert_eq!(failed(&server, "refuse").await, "not today");
+    assert!(failed(&server, "unstructured").await.contains("gave none"));
+    assert!(unavailable(&server, "nothing").await.contains("offers no tool"));
+    let huge = failed(&server, "huge").await;
+    assert!(huge.contains("has 1000002 bytes; at most 786432 are taken"), "{huge}");
+}
+
+#[tokio::test]
+async fn a_server_that_dies_fails_the_calls_in_flight_and_is_started_again() {
+    let server = Arc::new(server("good"));
+    names(&server).await;
+    let waiting = tokio::spawn({
+        let server = server.clone();
+        async move { call(&server, "hang").await }
+    });
+    let died = unavailable(&server, "die").await;
+    assert!(died.contains("was cut off"), "{died}");
+    assert!(matches!(waiting.await.expect("no panic"), Err(ToolServerError::Unavailable(_)) | Ok(_)));
+    assert_eq!(server.call("add", json!({"a": 1, "b": 1})).await, Ok(json!({"sum": 2})));
+}
+
+#[tokio::test]
+async fn a_tool_that_does_not_answer_is_cancelled_in_time() {
+    let server = bounded("good", McpBounds { call: Duration::from_millis(300), ..McpBounds::default() });
+    for tool in ["hang", "flood"] {
+        let message = unavailable(&server, tool).await;
+        assert!(
+            message.contains("did not answer within 300 ms") && message.contains("timeout_ms"),
+            "{message}"
+        );
+    }
+    let patient = bounded("good", McpBounds::default());
+    let patient = Arc::new(patient);
+    names(&patient).await;
+    let hanging = tokio::spawn({
+        let server = patient.clone();
+        async move { call(&server, "hang").await }
+    });
+    // Its answer shows that the call before it has been read.
+    call(&patient, "environment").await.expect("it answers");
+    hanging.abort();
+    while call(&patient, "cancelled").await == Ok(json!("[]")) {}
+}
+
+#[tokio::test]
+async fn a_list_that_grows_is_read_again() {
+    let server = server("good");
+    assert!(!names(&server).await.contains(&"new".to_owned()));
+    call(&server, "grow").await.expect("it grows");
+    while !names(&server).await.contains(&"new".to_owned()) {
+        // The word of it is on its way; each question and answer takes turns with it.
+        call(&server, "environment").await.expect("it answers");
+    }
+}
+
+#[tokio::test]
+async fn only_so_many_tools_are_taken_and_only_those_that_can_be_used() {
+    assert_eq!(names(&bounded("many", McpBounds { tools: 150, ..McpBounds::default() })).await.len(), 150);
+    assert_eq!(names(&server("odd")).await, ["fine", "last"]);
+    let wanted = McpOptions { tools: Some(vec!["tool-4999".into()]), ..options("many") };
+    let wanted = McpServer::new("fixture", wanted);
+    assert_eq!(names(&wanted).await, ["tool-4999"]);
+    assert!(unavailable(&wanted, "tool-1").await.contains("offers no tool"));
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_start_is_not_tried_at_once_again() {
+    let mut options = options("good");
+    options.transport = McpTransport::Process {
+        program: "/nowhere/at-all".to_owned(),
+        arguments: Vec::new(),
+        environment: [].into(),
+        folder: None,
+    };
+    let server = McpServer::new("files", options);
+    let first = unavailable(&server, "add").await;
+    assert!(first.contains("cannot be started") && first.contains("[mcp.files]"), "{first}");
+    assert!(unavailable(&server, "add").await.contains("it is tried again in"));
+
+    let silent = bounded("silent", McpBounds { connect: Duration::from_millis(200), ..McpBounds::default() });
+    assert!(unavailable(&silent, "add").await.contains("did not introduce itself"));
+}
+
+#[tokio::test]
+async fn noise_is_read_and_nonsense_ends_nothing() {
+    let noisy = server("noisy");
+    assert_eq!(noisy.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
+    let server = bounded("good", McpBounds { call: Duration::from_millis(500), ..McpBounds::default() });
+    unavailable(&server, "nonsense").await;
+    assert_eq!(server.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
+}
