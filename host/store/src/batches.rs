@@ -4,7 +4,7 @@
 //! ended is given back when the next one starts. A batch ends, with its event, in a transaction of its own after the
 //! last of its items; one that ended is forgotten after a while.
 
-use crate::{Store, StoreError};
+use crate::{NewEvent, Store, StoreError, events};
 use sqlx::{QueryBuilder, Row, Sqlite, query, query_scalar, sqlite::SqliteRow};
 
 /// Bounds on what is stored of all batches together.
@@ -157,8 +157,13 @@ const CANCELLED: i64 = 4;
 const MAX_FORGOTTEN: u32 = 16;
 
 impl Store {
-    /// Makes a batch durable, if there is room for it among all others.
-    pub async fn queue_batch(&self, batch: &NewBatch, room: BatchRoom) -> Result<Queued, StoreError> {
+    /// Makes a batch durable with the event that tells of it, if there is room for it among all others.
+    pub async fn queue_batch(
+        &self,
+        batch: &NewBatch,
+        room: BatchRoom,
+        event: Option<&NewEvent>,
+    ) -> Result<Queued, StoreError> {
         let failed = || StoreError::while_it("stored a batch");
         let mut transaction = self.writer.begin().await.map_err(failed())?;
         let stored = query("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM batches")
@@ -199,6 +204,9 @@ impl Store {
                     .push_bind(0);
             });
             insert.build().execute(&mut *transaction).await.map_err(failed())?;
+        }
+        if let Some(event) = event {
+            events::insert(&mut transaction, event, batch.at_ms).await?;
         }
         transaction.commit().await.map_err(failed())?;
         Ok(Queued::New)
@@ -391,8 +399,14 @@ impl Store {
         Ok(found)
     }
 
-    /// Ends a batch of which no item is left. False: it had ended before.
-    pub async fn end_batch(&self, id: &str, now_ms: u64) -> Result<bool, StoreError> {
+    /// Ends a batch of which no item is left, and writes the event that tells of it. False: it had ended before, and
+    /// nothing was written.
+    pub async fn end_batch(
+        &self,
+        id: &str,
+        now_ms: u64,
+        event: Option<&NewEvent>,
+    ) -> Result<bool, StoreError> {
         let failed = || StoreError::while_it("ended a batch");
         let mut transaction = self.writer.begin().await.map_err(failed())?;
         let ended = query("UPDATE batches SET ended_at_ms = ? WHERE id = ? AND ended_at_ms IS NULL")
@@ -401,8 +415,14 @@ impl Store {
             .execute(&mut *transaction)
             .await
             .map_err(failed())?;
+        if ended.rows_affected() == 0 {
+            return Ok(false);
+        }
+        if let Some(event) = event {
+            events::insert(&mut transaction, event, now_ms).await?;
+        }
         transaction.commit().await.map_err(failed())?;
-        Ok(ended.rows_affected() > 0)
+        Ok(true)
     }
 
     /// Removes batches that ended before `before_ms`, a few at once. How many it were.

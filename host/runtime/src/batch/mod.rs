@@ -11,6 +11,7 @@ mod options;
 mod puller;
 mod queue;
 mod stored;
+mod told;
 mod work;
 
 pub use options::BatchOptions;

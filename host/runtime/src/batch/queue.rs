@@ -2,6 +2,7 @@
 
 use super::{
     AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
+    told::{BatchName, Told},
 };
 use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure};
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
@@ -85,8 +86,11 @@ impl BatchQueue {
         self.shared.forget(host).await?;
         let BatchOptions { max_stored_bytes, max_batches, .. } = self.shared.options;
         let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches };
-        match services.store.queue_batch(&row, room).await? {
-            Queued::New => {}
+        let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
+        let event = Told::Queued.event(&services.outbox, &name, row.at_ms);
+        services.outbox.reserve(event.as_ref().map_or(0, |event| event.deliveries.len())).await?;
+        match services.store.queue_batch(&row, room, event.as_ref()).await? {
+            Queued::New => services.courier_bell.notify_one(),
             Queued::Full => {
                 let message = format!(
                     "the batches that are stored have no room for this one ({max_batches} batches and \
@@ -192,9 +196,17 @@ impl QueueShared {
 
     /// Ends the batches of which no item is left.
     pub(super) async fn end_finished(&self, host: &AgentHost) -> Result<(), RuntimeError> {
-        let store = &host.services().store;
-        for row in store.finished_batches().await? {
-            if store.end_batch(&row.id, now_ms()).await? {
+        let services = host.services();
+        for row in services.store.finished_batches().await? {
+            let told = match row.items.done {
+                1.. if !row.cancelled => Told::Succeeded,
+                _ => Told::Failed { cancelled: row.cancelled },
+            };
+            let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
+            let at_ms = now_ms();
+            let event = told.event(&services.outbox, &name, at_ms);
+            if services.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
+                services.courier_bell.notify_one();
                 tracing::info!(
                     batch = row.id,
                     items = row.items.total(),

@@ -42,8 +42,10 @@ impl TurnEvents {
     fn emit(&mut self, topic: String, data: Option<String>) -> Result<(), EmitError> {
         let invalid = EmitError::InvalidArgument;
         topic::check(&topic).map_err(invalid)?;
-        if topic::is_host(&topic) {
-            let message = format!("topic {topic:?}: those that begin with `skep.` are the host's own");
+        if topic::is_reserved(&topic) {
+            let message = format!(
+                "topic {topic:?}: those that begin with `skep.` or `cf.workersAi.` are the host's own"
+            );
             return Err(EmitError::Denied(message));
         }
         if !self.grants.iter().any(|pattern| pattern.matches(&topic)) {

@@ -77,9 +77,9 @@ impl Event {
         let invalid = |message: String| Err(RuntimeError::InvalidEvent { message });
         topic::check(&self.topic).map_err(|message| RuntimeError::InvalidEvent { message })?;
         let is_host = self.source == HOST_SOURCE;
-        if topic::is_host(&self.topic) != is_host {
+        if topic::is_reserved(&self.topic) != is_host {
             return invalid(format!(
-                "topic {:?} of source {:?}: topics that begin with `skep.` are the host's own; choose another",
+                "topic {:?} of source {:?}: topics that begin with `skep.` or `cf.workersAi.` are the host's own; choose another",
                 self.topic, self.source
             ));
         }
@@ -127,7 +127,10 @@ mod tests {
     fn only_the_host_speaks_for_itself() {
         event("order.paid", "shop").check().expect("a client's");
         event("skep.batch.done", HOST_SOURCE).check().expect("the host's");
-        for (topic, source) in [("skep.turn.done", "shop"), ("order.paid", HOST_SOURCE), ("a b", "shop")] {
+        let batch = "cf.workersAi.model.batch.queued";
+        for (topic, source) in
+            [("skep.turn.done", "shop"), (batch, "shop"), ("order.paid", HOST_SOURCE), ("a b", "shop")]
+        {
             assert_eq!(event(topic, source).check().expect_err(topic).code(), "invalid_event");
         }
         let long = Event { id: Some("x".repeat(129)), ..event("a", "shop") };

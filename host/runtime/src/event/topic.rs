@@ -62,7 +62,12 @@ pub(crate) fn check(topic: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether only the host may publish it.
+/// Whether only the host may publish it: its own topics, and those of batches, which everyone may subscribe to.
+pub(crate) fn is_reserved(topic: &str) -> bool {
+    is_host(topic) || topic.starts_with("cf.workersAi.")
+}
+
+/// Whether it is one of the host's own topics.
 pub(crate) fn is_host(topic: &str) -> bool {
     topic.split('.').next() == Some(HOST)
 }

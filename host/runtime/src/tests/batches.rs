@@ -1,13 +1,15 @@
 //! Batches: what is taken when, what becomes of failures, and what a restart finds.
 
 use super::{
-    fixture::Host,
+    fixture::{Host, until},
     guest::{Guest, echo},
+    waker::waker,
 };
 use crate::{
-    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, LogFilter, NewBatch,
-    RuntimeError, RuntimeOptions,
+    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, ItemCounts, LogFilter,
+    NewBatch, RuntimeError, RuntimeOptions,
 };
+use serde_json::json;
 use skep_engine::{
     Engine, GenerateRequest, Priority, Sampling, TokenStream,
     chat::{ChatMessage, ChatOptions},
@@ -38,14 +40,12 @@ async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String
     host.agents.queue_batch(batch).await.map(|status| status.id)
 }
 
-/// Asks until the batch has ended.
 async fn results(host: &Host, id: &str) -> BatchResults {
-    loop {
-        if let (_, Some(results)) = host.agents.batch_results(PRINCIPAL, id).await.expect("it is known") {
-            return results;
-        }
-        tokio::task::yield_now().await;
-    }
+    until(async || host.agents.batch_results(PRINCIPAL, id).await.expect("it is known").1).await
+}
+
+async fn counts(host: &Host, id: &str) -> ItemCounts {
+    host.agents.batch(PRINCIPAL, id).await.expect("it is known").items
 }
 
 fn error_of(outcome: &BatchOutcome) -> (&'static str, &str) {
@@ -165,9 +165,7 @@ async fn a_host_that_ends_in_order_gives_back_what_runs() {
     let host = Host::start().await;
     let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
     let id = queue(&host, "tiny", vec![chat("long", endless)]).await.expect("room");
-    while host.agents.batch(PRINCIPAL, &id).await.expect("known").items.running == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(async || (counts(&host, &id).await.running == 1).then_some(())).await;
     let host = host.restart().await;
     let BatchResults { items, .. } = results(&host, &id).await;
     let BatchOutcome::Done(answer) = &items[0].outcome else { panic!("{items:?}") };
@@ -181,18 +179,14 @@ async fn cancelling_ends_what_waits_and_what_runs_and_keeps_what_is_there() {
     let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
     let items = vec![short("done"), chat("runs", endless.clone()), chat("waits", endless)];
     let id = queue(&host, "tiny", items).await.expect("room");
-    while host.agents.batch(PRINCIPAL, &id).await.expect("known").items.done == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(async || (counts(&host, &id).await.done == 1).then_some(())).await;
     host.agents.cancel_batch(PRINCIPAL, &id).await.expect("known");
     let BatchResults { status, items } = results(&host, &id).await;
     assert!(matches!(status.phase, BatchPhase::Ended { cancelled: true, .. }));
     assert!(matches!(items[0].outcome, BatchOutcome::Done(_)), "{items:?}");
     assert!(items[1..].iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
     let engine = host.agents.models().default_engine();
-    while engine.stats().running > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(async || (engine.stats().running == 0).then_some(())).await;
     host.agents.cancel_batch(PRINCIPAL, &id).await.expect("cancelling again changes nothing");
 }
 
@@ -225,12 +219,32 @@ async fn results_are_forgotten_after_their_time_and_make_room() {
     let batch = BatchOptions { max_batches: 1, retention: Duration::ZERO, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     let id = queue(&host, "tiny", vec![short("a")]).await.expect("room");
-    let error = loop {
-        match host.agents.batch(PRINCIPAL, &id).await {
-            Ok(_) => tokio::task::yield_now().await,
-            Err(error) => break error,
-        }
-    };
+    let error = until(async || host.agents.batch(PRINCIPAL, &id).await.err()).await;
     assert_eq!(error.code(), "batch_not_found");
     queue(&host, "tiny", vec![short("b")]).await.expect("the first one made room");
+}
+
+#[tokio::test]
+async fn who_subscribed_is_told_of_a_batch_and_how_it_ended() {
+    let host = Host::start().await;
+    let trigger =
+        "[[trigger.event]]\ntopic = \"cf.workersAi.model.batch.*\"\nsession = \"{data.payload.requestId}\"";
+    host.deploy("w", trigger, waker()).await.expect("deployed");
+    let good = queue(&host, "tiny", vec![short("a")]).await.expect("room");
+    results(&host, &good).await;
+    let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
+    let bad = queue(&host, "tiny", vec![too_long]).await.expect("room");
+    results(&host, &bad).await;
+    let mut told = host.agents.events(None, 10).await.expect("listed");
+    told.sort_by_key(|event| event.key);
+    let names: Vec<_> = told.iter().map(|event| event.topic.rsplit('.').next().unwrap_or_default()).collect();
+    assert_eq!(names, ["queued", "succeeded", "queued", "failed"]);
+    let ended = told[1].data.as_ref().expect("its data");
+    assert_eq!((&ended["type"], &ended["payload"]), (&json!(told[1].topic), &json!({"requestId": good})));
+    assert_eq!(ended["source"], json!({"type": "workersAi.model", "modelName": "tiny"}));
+    assert!(ended["metadata"]["eventTimestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{ended}");
+    let failed = &told[3].data.as_ref().expect("its data")["payload"];
+    assert_eq!((&failed["internalCode"], &failed["httpCode"]), (&json!(500), &json!(500)), "{failed}");
+    // Each batch is a session of the agent, which was woken twice.
+    until(async || (host.answer("w", &good, "E").await.len() == 2).then_some(())).await;
 }

@@ -1,0 +1,75 @@
+//! `cf.workersAi.model.batch.…`: what the beginning and the end of a batch tell those who asked for it.
+
+use crate::event::{HOST_SOURCE, Outbox, encode_data};
+use serde_json::{Value, json};
+use skep_store::NewEvent;
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Queued,
+    /// At least one of its items was answered.
+    Succeeded,
+    Failed {
+        cancelled: bool,
+    },
+}
+
+/// Which batch.
+pub(super) struct BatchName<'a> {
+    pub(super) id: &'a str,
+    pub(super) model: &'a str,
+    pub(super) principal: &'a str,
+}
+
+impl Told {
+    fn name(self) -> &'static str {
+        match self {
+            Told::Queued => "queued",
+            Told::Succeeded => "succeeded",
+            Told::Failed { .. } => "failed",
+        }
+    }
+
+    /// The event, if anyone takes it.
+    pub(super) fn event(self, outbox: &Outbox, batch: &BatchName<'_>, at_ms: u64) -> Option<NewEvent> {
+        let topic = format!("cf.workersAi.model.batch.{}", self.name());
+        if !outbox.router.takes(&topic) {
+            return None;
+        }
+        let mut payload = json!({"requestId": batch.id});
+        if let Told::Failed { cancelled } = self {
+            let (message, internal, http) = match cancelled {
+                true => ("the batch was cancelled", 3008, 408),
+                false => ("no request of the batch was answered; each says why among the results", 500, 500),
+            };
+            payload["message"] = json!(message);
+            payload["internalCode"] = json!(internal);
+            payload["httpCode"] = json!(http);
+        }
+        let data = json!({
+            "type": topic,
+            "source": {"type": "workersAi.model", "modelName": batch.model},
+            "payload": payload,
+            "metadata": {"eventSchemaVersion": 1, "eventTimestamp": timestamp(at_ms)},
+        });
+        // A batch is told of once each way.
+        let id = format!("{}-{}", batch.id, self.name());
+        let deliveries = outbox.router.route(&id, &topic, Some(&data));
+        Some(NewEvent {
+            source: HOST_SOURCE.to_owned(),
+            id,
+            topic,
+            data: encode_data(Some(&data)).ok()?,
+            principal: batch.principal.to_owned(),
+            hops: 1,
+            at_ms,
+            deliveries,
+        })
+    }
+}
+
+fn timestamp(at_ms: u64) -> Value {
+    let time = i64::try_from(at_ms).ok().and_then(|at_ms| jiff::Timestamp::from_millisecond(at_ms).ok());
+    time.map_or(Value::Null, |time| Value::from(time.to_string()))
+}
