@@ -26,7 +26,10 @@ use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, ty
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, Entry, Event, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest, HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, ToolHints, Usage,
+    Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, Entry, Event, FetchRequest,
+    Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest, HttpResponse,
+    InferenceError, Message, ModelInfo, Origin, Output, StateError, Timing, ToolCall, ToolChoice, ToolHints,
+    Usage,
 };
 
 pub use self::bindings::export_agent as export;

@@ -9,7 +9,8 @@ use std::rc::Rc;
 use serde_json::Value;
 
 use crate::{
-    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, StateError, Usage,
+    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, GenerateOptions, Generation, HostTool,
+    HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, StateError, Usage,
 };
 
 /// A boxed future of this thread.

@@ -17,8 +17,9 @@ use super::validate::validate;
 use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::{
-    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing, ToolCall, ToolChoice,
-    ToolDefinition, Usage,
+    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, Finish, GenerateOptions, Generation,
+    HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing,
+    ToolCall, ToolChoice, ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
