@@ -4,6 +4,7 @@ mod ai;
 mod chat;
 mod events;
 mod logs;
+mod secrets;
 mod sessions;
 mod wire;
 

@@ -126,10 +126,12 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::SessionNotFound { .. }
             | RuntimeError::VersionNotFound { .. }
             | RuntimeError::ConversationNotFound { .. }
+            | RuntimeError::SecretNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
+            | RuntimeError::InvalidSecret { .. }
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::InvalidBatch { .. }

@@ -212,6 +212,16 @@ const STEPS: &[&str] = &[
     CREATE INDEX batch_items_waiting ON batch_items (batch, position) WHERE state = 0;
     CREATE INDEX batch_items_running ON batch_items (batch) WHERE state = 1;
 ",
+    "
+    CREATE TABLE secrets (
+        agent         TEXT NOT NULL,
+        name          TEXT NOT NULL,
+        hosts         TEXT NOT NULL,
+        sealed        BLOB NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (agent, name)
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -18,6 +18,7 @@ mod pull;
 mod push;
 mod registry_args;
 mod rollback;
+mod secret;
 mod session;
 mod turn;
 mod turn_printer;
@@ -82,6 +83,8 @@ enum Command {
     Turn(turn::Args),
     #[command(subcommand)]
     Session(session::Command),
+    #[command(subcommand)]
+    Secret(secret::Command),
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
@@ -165,6 +168,7 @@ impl Command {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,
+            Command::Secret(command) => secret::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Ai(command) => ai::run(command).await,

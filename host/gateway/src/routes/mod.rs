@@ -9,6 +9,7 @@ pub(crate) mod health;
 pub(crate) mod logs;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod secrets;
 pub(crate) mod session_exports;
 pub(crate) mod sessions;
 pub(crate) mod triggers;
