@@ -187,6 +187,10 @@ impl Host for Bindings {
         })
     }
 
+    fn secret(&self, name: &str) -> Result<String, HttpError> {
+        http::secret(name)
+    }
+
     fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>> {
         Box::pin(http::fetch(request))
     }

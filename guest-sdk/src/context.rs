@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, HostTools, Http, ModelInfo, State};
+use crate::{Completion, Conversation, HostTools, Http, HttpError, ModelInfo, State};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
@@ -64,6 +64,13 @@ impl Context {
     /// The session's durable state.
     pub fn state(&self) -> State<'_> {
         State { host: &*self.host }
+    }
+
+    /// What stands for a secret that `secrets` under `[grants]` in `agent.toml` names. The host puts the value in its place in
+    /// headers, query and body of requests to the hosts that the secret is for, and the text back where an answer repeats it;
+    /// the agent never has the value. In a test it is `secret.NAME.test`.
+    pub fn secret(&self, name: &str) -> Result<String, HttpError> {
+        self.host.secret(name)
     }
 
     /// Tools of other agents, of MCP servers and of the host, as far as they are granted.

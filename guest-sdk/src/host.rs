@@ -57,6 +57,7 @@ pub trait Host {
         arguments: &'a Value,
         timeout_ms: Option<u32>,
     ) -> Task<'a, Result<Value, HostToolError>>;
+    fn secret(&self, name: &str) -> Result<String, HttpError>;
     fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>>;
     fn log(&self, level: Level, message: &str);
 }

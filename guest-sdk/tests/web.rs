@@ -22,7 +22,12 @@ async fn clerk(cx: &mut Context, message: Message) -> Result<Reply, AgentError> 
     let orders = "https://api.example.com/orders";
     match message.text.split_once(' ') {
         Some(("note", text)) => {
-            let request = cx.http().post(orders).idempotency_key("note-1").bearer("t").json(&Note { text });
+            let request = cx
+                .http()
+                .post(orders)
+                .idempotency_key("note-1")
+                .bearer(cx.secret("KEY")?)
+                .json(&Note { text });
             let response = request.timeout(Duration::from_secs(2)).send().await?;
             Ok(Reply::text(format!(
                 "{} {}",
@@ -50,7 +55,10 @@ fn a_request_says_what_the_builder_was_told() {
     };
     assert_eq!(request.body.as_deref(), Some(br#"{"text":"hello"}"#.as_slice()));
     assert_eq!(header("content-type"), Some("application/json"));
-    assert_eq!((header("authorization"), header("idempotency-key")), (Some("Bearer t"), Some("note-1")));
+    assert_eq!(
+        (header("authorization"), header("idempotency-key")),
+        (Some("Bearer secret.KEY.test"), Some("note-1"))
+    );
     assert_eq!(request.timeout_ms, Some(2_000));
 }
 

@@ -10,6 +10,10 @@ pub(super) async fn fetch(request: FetchRequest) -> Result<HttpResponse, HttpErr
     Ok(HttpResponse { status, url, headers, body })
 }
 
+pub(super) fn secret(name: &str) -> Result<String, HttpError> {
+    wit::secret(name).map_err(error_from)
+}
+
 fn error_from(error: wit::HttpError) -> HttpError {
     match error {
         wit::HttpError::Denied(why) => HttpError::Denied(why),

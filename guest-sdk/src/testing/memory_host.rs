@@ -364,6 +364,10 @@ impl Host for MemoryHost {
         })
     }
 
+    fn secret(&self, name: &str) -> Result<String, HttpError> {
+        Ok(format!("secret.{name}.test"))
+    }
+
     fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>> {
         Box::pin(async move {
             let mut world = self.world.borrow_mut();

@@ -5,6 +5,7 @@ mod approvals;
 mod chat;
 mod events;
 mod logs;
+mod secrets;
 mod sessions;
 mod wire;
 

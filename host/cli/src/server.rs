@@ -109,7 +109,11 @@ pub async fn start_with(
         DataDir::Path(dir) => Some(dir.join("artifacts")),
         DataDir::InMemory => None,
     };
-    let runtime = RuntimeOptions { artifact_dir, ..options.runtime };
+    let key_file = match &options.data {
+        DataDir::Path(dir) => Some(dir.join("secrets.key")),
+        DataDir::InMemory => None,
+    };
+    let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
     let host = AgentHost::start(store.clone(), ModelSet::new(engine), runtime)
         .await
         .context("the agent host does not start")?;

@@ -126,12 +126,14 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::SessionNotFound { .. }
             | RuntimeError::VersionNotFound { .. }
             | RuntimeError::ConversationNotFound { .. }
+            | RuntimeError::SecretNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
+            | RuntimeError::InvalidSecret { .. }
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::InvalidBatch { .. }

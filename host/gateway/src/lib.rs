@@ -181,6 +181,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/ai/run/{*model}", post(routes::ai_run::run))
         .route("/client/v4/accounts/{account}/ai/run/{*model}", post(routes::ai_run::run))
         .route("/ai/batches/{id}", get(routes::ai_batches::show).delete(routes::ai_batches::cancel))
+        .route("/v1/secrets", get(routes::secrets::list))
+        .route("/v1/secrets/{name}", put(routes::secrets::set).delete(routes::secrets::delete))
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
         .route("/v1/mcp", get(routes::mcp_servers::list))

@@ -8,6 +8,7 @@ mod deployments;
 mod events;
 mod expiry;
 mod schedules;
+mod secrets;
 mod services;
 mod sessions;
 mod turns;

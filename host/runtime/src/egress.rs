@@ -1,7 +1,11 @@
-//! What the host lets agents reach: the connections, the operator's list, and where both lists are written.
+//! What the host lets agents reach: the connections, the operator's lists and secrets, and where each is written.
 
-use crate::{Grants, RuntimeOptions};
-use skep_outbound::{Client, Origins, Policy};
+use crate::{
+    Manifest, RuntimeError, RuntimeOptions, SecretGrant,
+    vault::{OpenSecret, Vault},
+};
+use skep_outbound::{Client, Origins, Policy, Secret, Secrets};
+use skep_store::Store;
 use std::sync::Arc;
 
 const DEVELOPER: &str = "hosts under [grants] in agent.toml";
@@ -10,17 +14,50 @@ const OPERATOR: &str = "hosts under [grants] in skep.toml";
 /// What all agents of a host share to make requests.
 pub(crate) struct Egress {
     pub(crate) client: Client,
+    pub(crate) vault: Vault,
     granted: Arc<Origins>,
 }
 
 impl Egress {
-    pub(crate) fn new(options: &RuntimeOptions) -> Self {
-        let (client, granted) = (Client::new(options.outbound.clone()), options.granted_hosts.clone());
-        Egress { client, granted: Arc::new(granted) }
+    pub(crate) fn new(store: Store, options: &RuntimeOptions) -> Self {
+        let (client, granted) =
+            (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
+        Egress { client, granted, vault: Vault::new(store, options.key_file.clone()) }
     }
 
-    /// Where an agent with these grants may send requests: where its developer asks for it and the operator agrees.
-    pub(crate) fn policy(&self, grants: &Grants) -> Policy {
-        Policy::default().and(grants.hosts.clone(), DEVELOPER).and(self.granted.clone(), OPERATOR)
+    /// Where an agent may send requests: where its developer asks for it and the operator agrees. `placeholder` is what
+    /// stands for a secret in them.
+    pub(crate) async fn policy(
+        &self,
+        manifest: &Manifest,
+        placeholder: impl Fn(&str) -> String,
+    ) -> Result<Policy, RuntimeError> {
+        let grants = &manifest.grants;
+        let policy =
+            Policy::default().and(grants.hosts.clone(), DEVELOPER).and(self.granted.clone(), OPERATOR);
+        if grants.secrets.is_empty() {
+            return Ok(policy);
+        }
+        let is_granted = |name: &str| grants.secrets.iter().any(|grant| grant.name.as_str() == name);
+        let mut opened = self.vault.open(manifest.name.as_str(), is_granted).await?;
+        let secrets = grants.secrets.iter().map(|grant| {
+            let found = opened.iter().position(|open| open.name == grant.name.as_str());
+            secret(grant, found.map(|at| opened.swap_remove(at)), placeholder(grant.name.as_str()))
+        });
+        let secrets = secrets.collect();
+        Ok(policy.with_secrets(Secrets::new(secrets)))
+    }
+}
+
+fn secret(grant: &SecretGrant, opened: Option<OpenSecret>, placeholder: String) -> Secret {
+    let name = grant.name.to_string();
+    let line = format!("the hosts of {name} in secrets under [grants] in agent.toml");
+    let allowed = Policy::default().and(grant.hosts.clone(), line);
+    match opened {
+        Some(OpenSecret { value, hosts, .. }) => {
+            let line = format!("its hosts with `skep secret set {name} --to ORIGIN`");
+            Secret { allowed: allowed.and(hosts, line), name, placeholder, value: Some(value) }
+        }
+        None => Secret { allowed, name, placeholder, value: None },
     }
 }

@@ -46,6 +46,10 @@ pub enum RuntimeError {
     Manifest { message: String },
     #[error("the component of agent {agent:?} cannot be deployed: {message}")]
     Component { agent: String, message: String },
+    #[error("the secret {name:?} cannot be set: {message}")]
+    InvalidSecret { name: String, message: String },
+    #[error("no secret {name:?} is set{}; `skep secret list` shows those that are", of_agent(.agent))]
+    SecretNotFound { name: String, agent: Option<String> },
     #[error("route {route:?} of agent {agent:?} {message}")]
     Route { agent: String, route: String, message: String },
     #[error("no model {name:?} is loaded; there {}", one_of(.known))]
@@ -120,6 +124,8 @@ impl RuntimeError {
             Self::InvalidName { .. } => "invalid_name",
             Self::Manifest { .. } => "invalid_manifest",
             Self::Component { .. } => "invalid_component",
+            Self::InvalidSecret { .. } => "invalid_secret",
+            Self::SecretNotFound { .. } => "secret_not_found",
             Self::Route { .. } => "invalid_route",
             Self::ModelUnknown { .. } => "model_unknown",
             Self::MailboxFull { .. } => "mailbox_full",
@@ -184,6 +190,13 @@ fn wanted_version(wanted: &Option<u64>) -> String {
     match wanted {
         Some(version) => format!("version {version}"),
         None => "earlier version".to_owned(),
+    }
+}
+
+fn of_agent(agent: &Option<String>) -> String {
+    match agent {
+        Some(agent) => format!(" for agent {agent:?}"),
+        None => " for all agents".to_owned(),
     }
 }
 

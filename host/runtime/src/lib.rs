@@ -38,12 +38,14 @@ mod options;
 mod portable;
 mod route;
 mod schedule;
+mod secret;
 mod session;
 mod session_policy;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod vault;
 
 pub use agent_host::AgentHost;
 pub use approvals::Approval;
@@ -68,11 +70,14 @@ pub use options::RuntimeOptions;
 pub use portable::{PortableConversation, PortableSession};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
+pub use secret::{SecretGrant, SecretName};
 pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
+pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::LogFilter;
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
+pub use vault::SecretSummary;

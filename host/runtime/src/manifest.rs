@@ -4,8 +4,8 @@
 //! one, so that a misspelt grant or limit is never silently another.
 
 use crate::{
-    AgentName, EventTrigger, LimitsToml, ManifestSchedule, RuntimeError, SessionsToml, ToolGrant,
-    TopicPattern, capability::log::now_ms, route::Route, schedule,
+    AgentName, EventTrigger, LimitsToml, ManifestSchedule, RuntimeError, SecretGrant, SessionsToml,
+    ToolGrant, TopicPattern, capability::log::now_ms, route::Route, schedule,
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ROUTES: usize = 64;
 const MAX_TOOL_GRANTS: usize = 256;
+const MAX_SECRET_GRANTS: usize = 32;
 const MAX_EVENT_TRIGGERS: usize = 64;
 const MAX_EVENT_GRANTS: usize = 64;
 
@@ -103,6 +104,9 @@ pub struct Grants {
     /// Where the agent may send HTTP requests, as far as the operator grants it too.
     #[serde(default, skip_serializing_if = "Origins::is_empty")]
     pub hosts: Origins,
+    /// What it may send in those requests without seeing it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretGrant>,
 }
 
 impl Manifest {
@@ -156,6 +160,21 @@ impl Manifest {
         let tools = self.grants.tools.len();
         if tools > MAX_TOOL_GRANTS {
             return invalid(format!("{tools} tools under [grants]; at most {MAX_TOOL_GRANTS} are allowed"));
+        }
+        let secrets = &self.grants.secrets;
+        if secrets.len() > MAX_SECRET_GRANTS {
+            let count = secrets.len();
+            return invalid(format!(
+                "{count} secrets under [grants]; at most {MAX_SECRET_GRANTS} are allowed"
+            ));
+        }
+        for (index, grant) in secrets.iter().enumerate() {
+            if secrets[..index].iter().any(|other| other.name == grant.name) {
+                return invalid(format!(
+                    "secret {} stands twice under [grants]; name its hosts in one entry",
+                    grant.name
+                ));
+            }
         }
         match &self.model {
             Some(model) if model.is_empty() || model.len() > 256 => {
@@ -237,6 +256,7 @@ clocks = true
 tools = ["agent:orders/*", "http/fetch"]
 events = ["order.*"]
 hosts = ["https://api.example.com", "http://*.example.com:8080"]
+secrets = [{ name = "KEY", hosts = ["https://api.example.com"] }]
 [limits]
 memory_mb = 32
 tokens_per_turn = 512
@@ -287,6 +307,11 @@ ttl_h = 720
             (
                 "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",
                 "line 3: \"api.example.com\" is no origin",
+            ),
+            ("name = \"a\"\n[grants]\nsecrets = [{ name = \"key\", hosts = [] }]", "A-Z, 0-9 and _"),
+            (
+                "name = \"a\"\n[grants]\nsecrets = [{ name = \"K\", hosts = [] }, { name = \"K\", hosts = [] }]",
+                "secret K stands twice",
             ),
             ("name = ", "line 1"),
             ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),

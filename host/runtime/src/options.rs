@@ -32,6 +32,8 @@ pub struct RuntimeOptions {
     pub max_agents: usize,
     /// Where agents may send requests, as far as they are granted it themselves. Nowhere, unless the operator says so.
     pub granted_hosts: Origins,
+    /// The key of the secrets in the store; it is made when the first one is set. `None`: it lives as long as the process.
+    pub key_file: Option<PathBuf>,
     /// How those requests are made.
     pub outbound: skep_outbound::Options,
     /// Whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
@@ -59,6 +61,7 @@ impl Default for RuntimeOptions {
             max_instances: 1_000,
             max_agents: 10_000,
             granted_hosts: Origins::default(),
+            key_file: None,
             outbound: skep_outbound::Options::default(),
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),

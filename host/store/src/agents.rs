@@ -147,7 +147,7 @@ impl Store {
         row.map(|row| row.get(0)).ok_or_else(|| StoreError::ComponentMissing { digest: digest.to_owned() })
     }
 
-    /// Removes an agent with its versions, sessions, logs and the components that no other agent shares. Whether it was
+    /// Removes an agent with its secrets, versions, sessions, logs and the components that no other agent shares. Whether it was
     /// there.
     pub async fn delete_agent(&self, agent: &str) -> Result<bool, StoreError> {
         let failed = || StoreError::while_it("deleted an agent");
@@ -158,6 +158,12 @@ impl Store {
             .await
             .map_err(failed())?
             .rows_affected();
+        // They may be set before there is an agent, so no row refers to another.
+        query("DELETE FROM secrets WHERE agent = ?")
+            .bind(agent)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
         drop_orphans(&mut transaction).await?;
         transaction.commit().await.map_err(failed())?;
         Ok(deleted > 0)

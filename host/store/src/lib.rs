@@ -26,6 +26,7 @@ mod logs;
 mod schedule_tests;
 mod schedules;
 mod schema;
+mod secrets;
 mod sessions;
 mod sqlite;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
+pub use secrets::SecretRow;
 pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };

@@ -226,6 +226,16 @@ const STEPS: &[&str] = &[
     CREATE INDEX approvals_by_turn ON approvals (turn);
     CREATE INDEX approvals_pending ON approvals (created_at_ms) WHERE verdict IS NULL;
 ",
+    "
+    CREATE TABLE secrets (
+        agent         TEXT NOT NULL,
+        name          TEXT NOT NULL,
+        hosts         TEXT NOT NULL,
+        sealed        BLOB NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (agent, name)
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -29,10 +29,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database file, and makes it if it is not there.
+    /// Opens the database file, and makes it if it is not there; then only its owner may read it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         let options = connect_options(durability).filename(path).create_if_missing(true);
         let failed = |source| StoreError::Open { path: path.to_owned(), source };
+        make_for_its_owner(path).map_err(|error| failed(error.into()))?;
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
         migrate(&writer).await?;
         let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
@@ -60,6 +61,18 @@ impl Store {
 async fn migrate(writer: &SqlitePool) -> Result<(), StoreError> {
     let mut connection = writer.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
     schema::migrate(&mut connection).await
+}
+
+/// The files that SQLite makes beside it get the same mode.
+fn make_for_its_owner(path: &Path) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn pool(connections: u32) -> SqlitePoolOptions {

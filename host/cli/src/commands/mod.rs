@@ -20,6 +20,7 @@ mod pull;
 mod push;
 mod registry_args;
 mod rollback;
+mod secret;
 mod session;
 mod turn;
 mod turn_printer;
@@ -84,6 +85,8 @@ enum Command {
     Turn(turn::Args),
     #[command(subcommand)]
     Session(session::Command),
+    #[command(subcommand)]
+    Secret(secret::Command),
     Chat(chat::Args),
     Logs(logs::Args),
     #[command(subcommand)]
@@ -172,6 +175,7 @@ impl Command {
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,
             Command::Mcp(command) => mcp::run(command).await,
+            Command::Secret(command) => secret::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Approval(command) => approval::run(command).await,

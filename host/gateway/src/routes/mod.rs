@@ -11,6 +11,7 @@ pub(crate) mod logs;
 pub(crate) mod mcp_servers;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod secrets;
 pub(crate) mod session_exports;
 pub(crate) mod sessions;
 pub(crate) mod triggers;

@@ -83,13 +83,14 @@ impl Services {
         options: &RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
+        let egress = Egress::new(store.clone(), options);
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         let (clock, outbox, courier_bell) =
             (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
         Ok(Services {
             store,
             models,
-            egress: Arc::new(Egress::new(options)),
+            egress: Arc::new(egress),
             wasm,
             compiler,
             host_tools: HostTools::new(options),

@@ -4,7 +4,10 @@
 use super::budget::Turn;
 use crate::metric;
 use skep_outbound::{Bounds, OutboundError, Request, Response};
-use std::time::{Duration, Instant};
+use std::{
+    fmt::Write,
+    time::{Duration, Instant},
+};
 use tracing::{Instrument, Span, field::Empty, info_span};
 
 /// Without a word of the agent.
@@ -20,6 +23,9 @@ pub(crate) enum FetchError {
     /// A limit of the turn; the text names its line.
     #[error("{0}")]
     Limit(String),
+    /// The host cannot open the secrets that the agent is granted.
+    #[error("{0}")]
+    Host(String),
 }
 
 impl Turn {
@@ -67,10 +73,22 @@ impl Turn {
             response_bytes: place.response_bytes,
             redirects: MAX_REDIRECTS,
         };
-        let policy = self.egress.policy(&self.agent.manifest.grants);
+        let policy = self.egress.policy(&self.agent.manifest, |name| self.placeholder(name)).await;
+        let policy = policy.map_err(|error| FetchError::Host(error.to_string()))?;
         let response = self.egress.client.send(request, &policy, &bounds).await?;
         place.settle(response.body.len());
         Ok(response)
+    }
+
+    /// What stands for a secret in this turn. It comes of the turn's seed: when the turn is run again it is the same, and
+    /// nobody who does not take part in the turn can name it.
+    pub(crate) fn placeholder(&self, name: &str) -> String {
+        let unguessable = self.journal.derive(&format!("secret {name}"));
+        let mut placeholder = format!("secret.{name}.");
+        for byte in &unguessable[..16] {
+            let _ = write!(placeholder, "{byte:02x}");
+        }
+        placeholder
     }
 
     /// Counts a request that was made before a restart.
@@ -87,6 +105,7 @@ impl FetchError {
         match self {
             Self::Outbound(error) => error.code(),
             Self::Limit(_) => "limit_exceeded",
+            Self::Host(_) => "internal",
         }
     }
 }

@@ -31,7 +31,20 @@ impl HostWithStore<TurnContext> for Capabilities {
     }
 }
 
-impl Host for TurnContext {}
+impl Host for TurnContext {
+    fn secret(&mut self, name: String) -> wasmtime::Result<Result<String, HttpError>> {
+        self.charge(name.len())?;
+        let Some(turn) = &self.turn else { return Ok(Err(outside_a_turn())) };
+        if turn.agent.manifest.grants.secrets.iter().any(|grant| grant.name.as_str() == name) {
+            return Ok(Ok(turn.placeholder(&name)));
+        }
+        let name = super::log::cut(&name, 80);
+        Ok(Err(HttpError::Denied(format!(
+            "the secret {name:?} is not granted; add {{ name = {name:?}, hosts = [...] }} to secrets under [grants] in \
+             agent.toml"
+        ))))
+    }
+}
 
 /// Answers from the journal, or makes the request.
 async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, HttpError>, Stopped> {
@@ -94,6 +107,7 @@ fn http_error(error: FetchError) -> HttpError {
     let text = error.to_string();
     match error {
         FetchError::Limit(text) => HttpError::LimitExceeded(text),
+        FetchError::Host(text) => HttpError::Failed(text),
         FetchError::Outbound(error) => match error {
             E::NotGranted { .. }
             | E::AddressDenied { .. }

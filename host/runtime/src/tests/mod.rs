@@ -16,6 +16,7 @@ mod hostile;
 mod inference;
 mod limits;
 mod schedules;
+mod secrets;
 mod sessions;
 mod tools;
 mod waker;

@@ -50,21 +50,22 @@ const FETCH_ONCE: &str = r#"
                 (then (local.set $text (i32.const 529)) (local.set $length (i32.const 11)))))
         (else (local.set $text (i32.load (i32.const 624))) (local.set $length (i32.load (i32.const 628)))))"#;
 
-/// The head of a request, on a connection that waits for its answer.
-struct Asked {
+/// A request, on a connection that waits for its answer.
+pub(super) struct Asked {
     head: String,
+    pub(super) body: String,
     stream: TcpStream,
 }
 
 /// Every request comes to the test, which answers it or does not.
-struct Server {
-    address: SocketAddr,
-    asked: mpsc::Receiver<Asked>,
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    pub(super) asked: mpsc::Receiver<Asked>,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start() -> Server {
+    pub(super) async fn start() -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let (sender, asked) = mpsc::channel(16);
@@ -72,15 +73,17 @@ impl Server {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let sender = sender.clone();
                 tokio::spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
+                    let mut bytes = Vec::new();
+                    let (head, body) = loop {
+                        if stream.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
                             return;
                         }
-                    }
-                    let head = String::from_utf8_lossy(&head).into_owned();
+                        if let Some(whole) = whole(&bytes) {
+                            break whole;
+                        }
+                    };
                     // Nobody waits for it only when the test is over.
-                    let _ = sender.send(Asked { head, stream }).await;
+                    let _ = sender.send(Asked { head, body, stream }).await;
                 });
             }
         });
@@ -98,9 +101,17 @@ impl Server {
         address
     }
 
-    async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> Asked {
         self.asked.recv().await.expect("the server runs")
     }
+}
+
+/// Head and body, once everything has come.
+fn whole(bytes: &[u8]) -> Option<(String, String)> {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    (body.len() >= length.unwrap_or(0)).then(|| (head.to_owned(), body.to_owned()))
 }
 
 impl Drop for Server {
@@ -110,7 +121,7 @@ impl Drop for Server {
 }
 
 impl Asked {
-    async fn answer(mut self, text: &str) {
+    pub(super) async fn answer(mut self, text: &str) {
         let length = text.len();
         let answer =
             format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{text}");
@@ -120,7 +131,7 @@ impl Asked {
 }
 
 /// The operator grants these hosts, and lets agents connect to this machine.
-fn granting(hosts: &[&str]) -> RuntimeOptions {
+pub(super) fn granting(hosts: &[&str]) -> RuntimeOptions {
     let hosts = hosts.iter().map(|host| host.parse().expect("an origin")).collect::<Vec<_>>();
     let mut options =
         RuntimeOptions { granted_hosts: Origins::try_from(hosts).expect("few"), ..Default::default() };

@@ -1,0 +1,61 @@
+//! `/v1/secrets`: what the operator lets agents send without their seeing it. A value comes in and is in no answer.
+
+use crate::{ApiError, Gateway, body::JsonBody};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+    http::StatusCode,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::{Origins, SecretSummary};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewSecret {
+    value: String,
+    /// Where it may be sent.
+    hosts: Origins,
+    /// Without it: of every agent that is granted it.
+    agent: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Owner {
+    agent: Option<String>,
+}
+
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
+    let secrets: Vec<Value> = gateway.host.secrets().await?.iter().map(secret_json).collect();
+    Ok(Json(json!({"object": "list", "data": secrets})))
+}
+
+pub(crate) async fn set(
+    State(gateway): State<Gateway>,
+    Path(name): Path<String>,
+    JsonBody(secret): JsonBody<NewSecret>,
+) -> Result<StatusCode, ApiError> {
+    let NewSecret { value, hosts, agent } = secret;
+    gateway.host.set_secret(agent.as_deref(), &name, &value, &hosts).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn delete(
+    State(gateway): State<Gateway>,
+    Path(name): Path<String>,
+    Query(owner): Query<Owner>,
+) -> Result<StatusCode, ApiError> {
+    gateway.host.delete_secret(owner.agent.as_deref(), &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn secret_json(secret: &SecretSummary) -> Value {
+    json!({
+        "object": "secret",
+        "name": secret.name,
+        "agent": secret.agent,
+        "hosts": secret.hosts,
+        "updated_at_ms": secret.updated_at_ms,
+    })
+}

@@ -1,0 +1,29 @@
+//! The operator's secrets. A value goes in and never comes out here.
+
+use super::AgentHost;
+use crate::{AgentName, RuntimeError, SecretName, SecretSummary};
+use skep_outbound::Origins;
+
+impl AgentHost {
+    /// Sets a secret of one agent, or of every agent that is granted it, and where it may be sent.
+    pub async fn set_secret(
+        &self,
+        agent: Option<&str>,
+        name: &str,
+        value: &str,
+        hosts: &Origins,
+    ) -> Result<(), RuntimeError> {
+        let agent = agent.map(AgentName::new).transpose()?;
+        self.inner.services.egress.vault.set(agent.as_ref(), &SecretName::new(name)?, value, hosts).await
+    }
+
+    /// All secrets, without their values.
+    pub async fn secrets(&self) -> Result<Vec<SecretSummary>, RuntimeError> {
+        self.inner.services.egress.vault.list().await
+    }
+
+    pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<(), RuntimeError> {
+        let agent = agent.map(AgentName::new).transpose()?;
+        self.inner.services.egress.vault.delete(agent.as_ref(), &SecretName::new(name)?).await
+    }
+}

@@ -1,0 +1,76 @@
+//! What an agent says of the secrets that it sends: their names and where to.
+
+use crate::RuntimeError;
+use serde::{Deserialize, Serialize};
+use skep_outbound::Origins;
+use std::fmt;
+
+const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _, and begins with a letter";
+
+/// The name of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SecretName(String);
+
+/// A secret under `[grants]`. It is sent where this, the operator's own list for it, and both lists of hosts allow it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecretGrant {
+    pub name: SecretName,
+    pub hosts: Origins,
+}
+
+impl SecretName {
+    pub fn new(name: &str) -> Result<Self, RuntimeError> {
+        let valid = (1..=64).contains(&name.len())
+            && name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+        match valid {
+            true => Ok(Self(name.to_owned())),
+            false => {
+                let value = name.chars().take(80).collect();
+                Err(RuntimeError::InvalidName { kind: "secret name", value, rule: RULE })
+            }
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for SecretName {
+    type Error = RuntimeError;
+
+    fn try_from(name: String) -> Result<Self, RuntimeError> {
+        Self::new(&name)
+    }
+}
+
+impl From<SecretName> for String {
+    fn from(name: SecretName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for SecretName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_that_environments_use_too() {
+        for name in ["A", "STRIPE_KEY", "K2"] {
+            assert!(SecretName::new(name).is_ok(), "{name}");
+        }
+        for name in ["", "key", "2K", "_K", "A-B", "A.B", "Ä", &"A".repeat(65)] {
+            let error = SecretName::new(name).expect_err(name).to_string();
+            assert!(error.contains("A-Z, 0-9 and _"), "{error}");
+        }
+    }
+}

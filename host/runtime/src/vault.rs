@@ -1,0 +1,298 @@
+//! Secrets at rest: sealed with a key that lies beside the database, and opened only to be put into a request.
+//!
+//! Whoever has a copy of the database alone has no secret. A row is bound to its agent and its name: one that was moved to
+//! another does not open.
+
+use crate::{AgentName, RuntimeError, SecretName, capability::log::now_ms};
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom, SystemRandom},
+};
+use skep_outbound::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Origins};
+use skep_store::{SecretRow, Store};
+use std::{io, path::PathBuf};
+use tokio::sync::OnceCell;
+
+const KEY_BYTES: usize = 32;
+/// Of all agents together.
+const MAX_SECRETS: usize = 10_000;
+
+pub(crate) struct Vault {
+    store: Store,
+    /// `None`: the key lives as long as the process, as the store does.
+    key_file: Option<PathBuf>,
+    key: OnceCell<LessSafeKey>,
+}
+
+/// A secret without its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretSummary {
+    pub name: String,
+    /// `None`: of every agent that is granted it.
+    pub agent: Option<String>,
+    /// Where it may go.
+    pub hosts: Vec<String>,
+    pub updated_at_ms: u64,
+}
+
+/// A secret that was opened.
+pub(crate) struct OpenSecret {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) hosts: Origins,
+}
+
+impl Vault {
+    pub(crate) fn new(store: Store, key_file: Option<PathBuf>) -> Self {
+        Vault { store, key_file, key: OnceCell::new() }
+    }
+
+    pub(crate) async fn set(
+        &self,
+        agent: Option<&AgentName>,
+        name: &SecretName,
+        value: &str,
+        hosts: &Origins,
+    ) -> Result<(), RuntimeError> {
+        let invalid = |message: String| RuntimeError::InvalidSecret { name: name.to_string(), message };
+        if !(MIN_SECRET_BYTES..=MAX_SECRET_BYTES).contains(&value.len()) {
+            let bytes = value.len();
+            return Err(invalid(format!(
+                "its value has {bytes} bytes; it may have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"
+            )));
+        }
+        if hosts.is_empty() {
+            return Err(invalid(
+                "it names no host that it may be sent to; name such as \"https://api.example.com\", or \"*\""
+                    .to_owned(),
+            ));
+        }
+        let known = self.store.secrets().await?;
+        let agent = agent.map(AgentName::to_string);
+        let is_known = known.iter().any(|row| row.agent == agent && row.name == name.as_str());
+        if known.len() >= MAX_SECRETS && !is_known {
+            return Err(invalid(format!(
+                "{MAX_SECRETS} secrets are set, as many as a host keeps; delete one first"
+            )));
+        }
+        let sealed = seal(self.key().await?, agent.as_deref(), name.as_str(), value)?;
+        let hosts = serde_json::to_string(hosts).expect("a list of texts is always JSON");
+        let row = SecretRow { agent, name: name.to_string(), hosts, sealed, updated_at_ms: now_ms() };
+        Ok(self.store.put_secret(&row).await?)
+    }
+
+    pub(crate) async fn list(&self) -> Result<Vec<SecretSummary>, RuntimeError> {
+        let summary = |row: SecretRow| {
+            let hosts = hosts(&row)?.patterns().map(ToString::to_string).collect();
+            let SecretRow { agent, name, updated_at_ms, .. } = row;
+            Ok(SecretSummary { name, agent, hosts, updated_at_ms })
+        };
+        self.store.secrets().await?.into_iter().map(summary).collect()
+    }
+
+    pub(crate) async fn delete(
+        &self,
+        agent: Option<&AgentName>,
+        name: &SecretName,
+    ) -> Result<(), RuntimeError> {
+        match self.store.delete_secret(agent.map(AgentName::as_str), name.as_str()).await? {
+            true => Ok(()),
+            false => {
+                let (name, agent) = (name.to_string(), agent.map(AgentName::to_string));
+                Err(RuntimeError::SecretNotFound { name, agent })
+            }
+        }
+    }
+
+    /// Those of an agent's secrets that `wanted` names.
+    pub(crate) async fn open(
+        &self,
+        agent: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<OpenSecret>, RuntimeError> {
+        let rows = self.store.secrets_for(agent).await?;
+        let mut opened = Vec::new();
+        for row in rows.into_iter().filter(|row| wanted(&row.name)) {
+            let value = unseal(self.key().await?, &row)?;
+            opened.push(OpenSecret { hosts: hosts(&row)?, name: row.name, value });
+        }
+        Ok(opened)
+    }
+
+    async fn key(&self) -> Result<&LessSafeKey, RuntimeError> {
+        let read = async || {
+            let bytes = match self.key_file.clone() {
+                Some(path) => {
+                    let read = tokio::task::spawn_blocking({
+                        let path = path.clone();
+                        move || read_or_make(&path)
+                    });
+                    let read =
+                        read.await.map_err(|error| internal(format!("reading a key panicked: {error}")))?;
+                    read.map_err(|error| {
+                        internal(format!("the key of secrets, {}: {error}", path.display()))
+                    })?
+                }
+                None => random()?,
+            };
+            let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("the key has the cipher's length");
+            Ok(LessSafeKey::new(key))
+        };
+        self.key.get_or_try_init(read).await
+    }
+}
+
+/// A nonce of its own, then the ciphertext with its tag.
+fn seal(key: &LessSafeKey, agent: Option<&str>, name: &str, value: &str) -> Result<Vec<u8>, RuntimeError> {
+    let nonce: [u8; NONCE_LEN] = random()?;
+    let mut sealed = value.as_bytes().to_vec();
+    key.seal_in_place_append_tag(
+        Nonce::assume_unique_for_key(nonce),
+        Aad::from(bound_to(agent, name)),
+        &mut sealed,
+    )
+    .map_err(|_| internal("a secret cannot be sealed".to_owned()))?;
+    Ok([nonce.as_slice(), &sealed].concat())
+}
+
+fn unseal(key: &LessSafeKey, row: &SecretRow) -> Result<String, RuntimeError> {
+    let unreadable = || {
+        internal(format!(
+            "the secret {:?} does not open with this host's key; set it again with `skep secret set {}`",
+            row.name, row.name
+        ))
+    };
+    let (nonce, sealed) = row.sealed.split_first_chunk::<NONCE_LEN>().ok_or_else(unreadable)?;
+    let mut opened = sealed.to_vec();
+    let aad = Aad::from(bound_to(row.agent.as_deref(), &row.name));
+    let opened = key
+        .open_in_place(Nonce::assume_unique_for_key(*nonce), aad, &mut opened)
+        .map_err(|_| unreadable())?;
+    String::from_utf8(opened.to_vec()).map_err(|_| unreadable())
+}
+
+/// No agent's name and no secret's has a zero in it.
+fn bound_to(agent: Option<&str>, name: &str) -> Vec<u8> {
+    [agent.unwrap_or_default().as_bytes(), &[0], name.as_bytes()].concat()
+}
+
+fn hosts(row: &SecretRow) -> Result<Origins, RuntimeError> {
+    serde_json::from_str(&row.hosts)
+        .map_err(|error| internal(format!("the hosts of secret {:?} are unreadable: {error}", row.name)))
+}
+
+/// The key, which is made when it is first needed and which nobody else may read.
+fn read_or_make(path: &std::path::Path) -> io::Result<[u8; KEY_BYTES]> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Ok(mut file) => {
+            let key: [u8; KEY_BYTES] = random().map_err(io::Error::other)?;
+            io::Write::write_all(&mut file, &key)?;
+            file.sync_all()?;
+            Ok(key)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            #[cfg(unix)]
+            {
+                let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path)?.permissions());
+                if mode & 0o077 != 0 {
+                    return Err(io::Error::other(
+                        "others may read it; allow only its owner with `chmod 600`",
+                    ));
+                }
+            }
+            let bytes = std::fs::read(path)?;
+            bytes.try_into().map_err(|_| io::Error::other(format!("it does not have {KEY_BYTES} bytes")))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn random<const BYTES: usize>() -> Result<[u8; BYTES], RuntimeError> {
+    let mut bytes = [0; BYTES];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| internal("the machine gives no random numbers".to_owned()))?;
+    Ok(bytes)
+}
+
+fn internal(message: String) -> RuntimeError {
+    RuntimeError::Internal { message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> SecretName {
+        SecretName::new(name).expect("valid")
+    }
+
+    fn hosts() -> Origins {
+        Origins::try_from(vec!["https://api.example.com".parse().expect("an origin")]).expect("one")
+    }
+
+    async fn opened(vault: &Vault, agent: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(vault.open(agent, |_| true).await?.into_iter().map(|secret| secret.value).collect())
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_opened_with_the_same_key_and_the_store_holds_nothing_readable() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
+        let vault = Vault::new(store.clone(), Some(path.clone()));
+        vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
+        let row = store.secrets().await.expect("read").remove(0);
+        assert!(!row.sealed.windows(6).any(|window| window == b"s3cret"));
+        let again = Vault::new(store.clone(), Some(path.clone()));
+        assert_eq!(opened(&again, "a").await.expect("the same key"), ["s3cret-value"]);
+        std::fs::remove_file(&path).expect("it is there");
+        let other = Vault::new(store, Some(path));
+        let error = opened(&other, "a").await.expect_err("another key").to_string();
+        assert!(error.contains("`skep secret set KEY`"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_row_that_was_moved_to_another_agent_does_not_open() {
+        let store = Store::in_memory().await.expect("a database");
+        let vault = Vault::new(store.clone(), None);
+        let owner = AgentName::new("owner").expect("valid");
+        vault.set(Some(&owner), &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
+        assert_eq!(opened(&vault, "owner").await.expect("its own"), ["s3cret-value"]);
+        let row = store.secrets().await.expect("read").remove(0);
+        store.put_secret(&SecretRow { agent: Some("thief".into()), ..row }).await.expect("stored");
+        assert!(opened(&vault, "thief").await.is_err());
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_key_that_others_may_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("secrets.key");
+        read_or_make(&path).expect("made");
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("it is ours");
+        let vault = Vault::new(Store::in_memory().await.expect("a database"), Some(path));
+        let error = vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect_err("readable");
+        assert!(error.to_string().contains("chmod 600"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_value_has_a_size_and_a_place_to_go() {
+        let vault = Vault::new(Store::in_memory().await.expect("a database"), None);
+        for (value, hosts, expected) in [
+            ("short", hosts(), "8 to 4096"),
+            (&*"x".repeat(4_097), hosts(), "8 to 4096"),
+            ("s3cret-value", Origins::default(), "no host"),
+        ] {
+            let error = vault.set(None, &name("KEY"), value, &hosts).await.expect_err(expected);
+            assert_eq!(error.code(), "invalid_secret");
+            assert!(error.to_string().contains(expected) && !error.to_string().contains(value), "{error}");
+        }
+    }
+}

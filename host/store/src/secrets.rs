@@ -1,0 +1,137 @@
+//! Secrets of agents, sealed by whoever stores them: this crate cannot read one.
+
+use crate::{Store, StoreError};
+use sqlx::{Row, query, sqlite::SqliteRow};
+
+/// A secret of one agent, or of all that are granted it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretRow {
+    pub agent: Option<String>,
+    pub name: String,
+    /// Where it may go, as it was written.
+    pub hosts: String,
+    pub sealed: Vec<u8>,
+    pub updated_at_ms: u64,
+}
+
+impl Store {
+    /// Stores a secret, in place of one with the same agent and name.
+    pub async fn put_secret(&self, secret: &SecretRow) -> Result<(), StoreError> {
+        query(
+            "INSERT INTO secrets (agent, name, hosts, sealed, updated_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (agent, name) DO UPDATE SET hosts = ?3, sealed = ?4, updated_at_ms = ?5",
+        )
+        .bind(secret.agent.as_deref().unwrap_or_default())
+        .bind(&secret.name)
+        .bind(&secret.hosts)
+        .bind(&secret.sealed)
+        .bind(secret.updated_at_ms as i64)
+        .execute(&self.writer)
+        .await
+        .map_err(StoreError::while_it("stored a secret"))?;
+        Ok(())
+    }
+
+    /// All secrets, by name.
+    pub async fn secrets(&self) -> Result<Vec<SecretRow>, StoreError> {
+        let rows =
+            query("SELECT agent, name, hosts, sealed, updated_at_ms FROM secrets ORDER BY name, agent")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(StoreError::while_it("listed secrets"))?;
+        Ok(rows.iter().map(secret_row).collect())
+    }
+
+    /// The secrets that an agent may have: those of all agents, except where it has one of its own with the same name.
+    pub async fn secrets_for(&self, agent: &str) -> Result<Vec<SecretRow>, StoreError> {
+        let rows = query(
+            "SELECT agent, name, hosts, sealed, updated_at_ms FROM secrets WHERE agent = ?1
+             UNION ALL
+             SELECT agent, name, hosts, sealed, updated_at_ms FROM secrets WHERE agent = ''
+                 AND name NOT IN (SELECT name FROM secrets WHERE agent = ?1)
+             ORDER BY name",
+        )
+        .bind(agent)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("read the secrets of an agent"))?;
+        Ok(rows.iter().map(secret_row).collect())
+    }
+
+    /// Whether it was there.
+    pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<bool, StoreError> {
+        let deleted = query("DELETE FROM secrets WHERE agent = ? AND name = ?")
+            .bind(agent.unwrap_or_default())
+            .bind(name)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("deleted a secret"))?;
+        Ok(deleted.rows_affected() > 0)
+    }
+}
+
+fn secret_row(row: &SqliteRow) -> SecretRow {
+    let agent: String = row.get(0);
+    SecretRow {
+        agent: (!agent.is_empty()).then_some(agent),
+        name: row.get(1),
+        hosts: row.get(2),
+        sealed: row.get(3),
+        updated_at_ms: row.get::<i64, _>(4) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AgentRow;
+
+    fn row(agent: Option<&str>, name: &str, sealed: &[u8]) -> SecretRow {
+        let (agent, name) = (agent.map(str::to_owned), name.to_owned());
+        SecretRow { agent, name, hosts: "[]".into(), sealed: sealed.to_vec(), updated_at_ms: 7 }
+    }
+
+    #[tokio::test]
+    async fn an_agents_own_secret_stands_before_that_of_all() {
+        let store = Store::in_memory().await.expect("a database");
+        for secret in [
+            row(None, "A", b"all"),
+            row(None, "B", b"all"),
+            row(Some("x"), "A", b"own"),
+            row(Some("y"), "C", b"other"),
+        ] {
+            store.put_secret(&secret).await.expect("stored");
+        }
+        assert_eq!(
+            store.secrets_for("x").await.expect("read"),
+            [row(Some("x"), "A", b"own"), row(None, "B", b"all")]
+        );
+        store.put_secret(&row(None, "B", b"anew")).await.expect("stored");
+        assert_eq!(
+            store.secrets_for("z").await.expect("read"),
+            [row(None, "A", b"all"), row(None, "B", b"anew")]
+        );
+        assert!(store.delete_secret(Some("x"), "A").await.expect("deletes"));
+        assert!(!store.delete_secret(Some("x"), "A").await.expect("deletes"));
+        assert_eq!(store.secrets_for("x").await.expect("read")[0], row(None, "A", b"all"));
+        assert_eq!(store.secrets().await.expect("read").len(), 3);
+    }
+
+    #[tokio::test]
+    async fn the_secrets_of_an_agent_go_with_it() {
+        let store = Store::in_memory().await.expect("a database");
+        let agent = AgentRow {
+            name: "x".into(),
+            manifest: String::new(),
+            digest: "d".into(),
+            deployed_at_ms: 1,
+            deployed_by: "tester".into(),
+        };
+        store.put_agent(&agent, b"component", &[]).await.expect("stored");
+        for secret in [row(Some("x"), "A", b"own"), row(None, "A", b"all")] {
+            store.put_secret(&secret).await.expect("stored");
+        }
+        store.delete_agent("x").await.expect("deletes");
+        assert_eq!(store.secrets().await.expect("read"), [row(None, "A", b"all")]);
+    }
+}
