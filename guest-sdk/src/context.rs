@@ -4,9 +4,11 @@ use std::fmt::Display;
 use std::rc::Rc;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, HostTools, Http, HttpError, ModelInfo, State};
+use crate::{Completion, Conversation, EmitError, HostTools, Http, HttpError, ModelInfo, Schedule, State};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
@@ -86,6 +88,20 @@ impl Context {
     /// HTTP requests to the hosts that the agent is granted.
     pub fn http(&self) -> Http<'_> {
         Http { host: &*self.host }
+    }
+
+    /// The session's schedules: what wakes it when nobody sends a message.
+    pub fn schedule(&self) -> Schedule<'_> {
+        Schedule { host: &*self.host, tries: None }
+    }
+
+    /// Tells of something under a topic such as `order.paid`, which agent.toml must grant: `events = ["order.*"]` under
+    /// `[grants]`. Agents that have a trigger for it, and webhooks, get it once the turn is committed; a turn that fails
+    /// tells nothing.
+    pub fn emit<T: Serialize + ?Sized>(&self, topic: &str, data: &T) -> Result<(), EmitError> {
+        let data = serde_json::to_value(data);
+        let data = data.map_err(|error| EmitError::InvalidArgument(format!("the data: {error}")))?;
+        self.host.emit(topic, Some(data).filter(|data| !data.is_null()))
     }
 
     /// The agent's log, which `skep logs` shows.

@@ -97,6 +97,64 @@ impl fmt::Display for StateError {
 
 impl std::error::Error for StateError {}
 
+/// Why a schedule was not set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The text says which argument, and what would be right.
+    InvalidArgument(String),
+    /// The session has as many as it may. The text names the line that sets the limit.
+    QuotaExceeded(String),
+    /// The agent takes no alarms. The text says what it lacks.
+    Denied(String),
+}
+
+impl fmt::Display for ScheduleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidArgument(what) => write!(f, "the schedule cannot be set: {what}"),
+            Self::QuotaExceeded(why) => write!(f, "the schedule is over a bound: {why}"),
+            Self::Denied(why) => write!(f, "the schedule is denied: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for ScheduleError {}
+
+/// Why an event was not emitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// The text says which argument, and what would be right.
+    InvalidArgument(String),
+    /// The topic is not granted. The text names the line that would allow it.
+    Denied(String),
+    /// The turn has emitted as many as it may. The text names the line that sets the limit.
+    QuotaExceeded(String),
+    /// The turn is itself the end of a chain of so many events that led to each other.
+    TooManyHops {
+        /// How long a chain may be.
+        limit: u32,
+    },
+}
+
+impl fmt::Display for EmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidArgument(what) => write!(f, "the event cannot be emitted: {what}"),
+            Self::Denied(why) => write!(f, "the event is denied: {why}"),
+            Self::QuotaExceeded(why) => write!(f, "the event is over a bound: {why}"),
+            Self::TooManyHops { limit } => write!(
+                f,
+                "the event is cut off: {limit} events led to it, one after the other; see that agents do not answer each \
+                 other's events for ever"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for EmitError {}
+
 /// Why a turn failed. Nothing that the turn did to state and conversations is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -109,6 +167,10 @@ pub enum AgentError {
     State(StateError),
     /// An HTTP request failed and the agent passes that on.
     Http(HttpError),
+    /// A schedule could not be set.
+    Schedule(ScheduleError),
+    /// An event could not be emitted.
+    Emit(EmitError),
     /// The model went on calling tools.
     TooManyRounds {
         /// Generations that `run` was allowed; see [`Conversation::max_rounds`](crate::Conversation::max_rounds).
@@ -125,6 +187,8 @@ impl fmt::Display for AgentError {
             Self::Inference(error) => error.fmt(f),
             Self::State(error) => error.fmt(f),
             Self::Http(error) => error.fmt(f),
+            Self::Schedule(error) => error.fmt(f),
+            Self::Emit(error) => error.fmt(f),
             Self::TooManyRounds { limit } => write!(
                 f,
                 "the model still called tools after {limit} rounds; raise max_rounds or tell the model when to stop"
@@ -140,6 +204,8 @@ impl std::error::Error for AgentError {
             Self::Inference(error) => Some(error),
             Self::State(error) => Some(error),
             Self::Http(error) => Some(error),
+            Self::Schedule(error) => Some(error),
+            Self::Emit(error) => Some(error),
             _ => None,
         }
     }
@@ -166,6 +232,18 @@ impl From<crate::HostToolError> for AgentError {
 impl From<HttpError> for AgentError {
     fn from(error: HttpError) -> Self {
         Self::Http(error)
+    }
+}
+
+impl From<ScheduleError> for AgentError {
+    fn from(error: ScheduleError) -> Self {
+        Self::Schedule(error)
+    }
+}
+
+impl From<EmitError> for AgentError {
+    fn from(error: EmitError) -> Self {
+        Self::Emit(error)
     }
 }
 
@@ -225,6 +303,18 @@ impl From<StateError> for ToolError {
 
 impl From<HttpError> for ToolError {
     fn from(error: HttpError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<ScheduleError> for ToolError {
+    fn from(error: ScheduleError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<EmitError> for ToolError {
+    fn from(error: EmitError) -> Self {
         Self(error.to_string())
     }
 }

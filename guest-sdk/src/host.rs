@@ -8,9 +8,11 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
+use crate::schedule::{ScheduleOptions, When};
 use crate::{
-    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, GenerateOptions, Generation, HostTool,
-    HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, StateError, Usage,
+    CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, FetchRequest, GenerateOptions,
+    Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, ScheduleError,
+    Scheduled, StateError, Usage,
 };
 
 /// A boxed future of this thread.
@@ -59,6 +61,15 @@ pub trait Host {
     ) -> Task<'a, Result<Value, HostToolError>>;
     fn secret(&self, name: &str) -> Result<String, HttpError>;
     fn fetch(&self, request: FetchRequest) -> Task<'_, Result<HttpResponse, HttpError>>;
+    fn schedule_set(
+        &self,
+        name: &str,
+        when: &When<'_>,
+        options: ScheduleOptions,
+    ) -> Result<(), ScheduleError>;
+    fn schedule_cancel(&self, name: &str) -> bool;
+    fn schedule_list(&self) -> Vec<Scheduled>;
+    fn emit(&self, topic: &str, data: Option<Value>) -> Result<(), EmitError>;
     fn log(&self, level: Level, message: &str);
 }
 

@@ -64,6 +64,7 @@ mod options;
 mod host_tools;
 mod http;
 mod message;
+mod schedule;
 mod state;
 mod tool;
 mod trigger;
@@ -92,7 +93,7 @@ pub use compaction::{CompactOptions, Compaction, CompactionPolicy};
 pub use completion::Completion;
 pub use context::{Context, Log};
 pub use conversation::{Conversation, TextStream};
-pub use error::{AgentError, InferenceError, StateError, ToolError};
+pub use error::{AgentError, EmitError, InferenceError, ScheduleError, StateError, ToolError};
 pub use generation::{
     Entry, Finish, GenerateOptions, Generation, ModelInfo, Output, Sampling, Timing, ToolCall, ToolChoice,
     Usage,
@@ -102,6 +103,7 @@ pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
 pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};
+pub use schedule::{Schedule, ScheduleTiming, Scheduled};
 pub use skep_sdk_macros::{agent, tool};
 pub use state::State;
 pub use tool::ToolDefinition;

@@ -40,6 +40,8 @@ mod openai_routes;
 mod reference;
 /// Agents in an OCI registry.
 mod registry;
+/// What wakes agents, and what they tell each other, on a host that is killed.
+mod schedules;
 /// The default model divided among ranks.
 mod sharding;
 /// Traces over OTLP, and the request ids of the log.

@@ -28,7 +28,13 @@ fn documented() -> Vec<Documented> {
 async fn every_documented_metric_is_there_with_its_labels() {
     let data = tempfile::tempdir().unwrap();
     let host = Host::start(Some(data.path()));
-    assert_eq!(host.deploy_guest("generate", "measured", "").await.0, 201);
+    let schedule = "[[schedule]]\nname = \"x\"\nevery = \"1h\"\nsession = \"s\"";
+    assert_eq!(host.deploy_guest("generate", "measured", schedule).await.0, 201);
+    assert_eq!(host.post("/v1/events", json!({"topic": "x"})).await.0, 202);
+    let schedules = host.get("/v1/schedules").await.1;
+    let run = format!("/v1/agents/measured/schedules/{}/run", schedules["data"][0]["id"].as_str().unwrap());
+    assert_eq!(host.post(&run, json!(null)).await.0, 202);
+    while !host.get("/metrics").await.1.as_str().unwrap().contains("skep_deliveries_total{") {}
     let (status, answer) = host.message("measured", "s", "Name a colour.").await;
     assert_eq!(status, 200, "{answer}");
     let request =

@@ -9,12 +9,13 @@ use serde_json::Value;
 use super::block_on::block_on_or;
 use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
+use super::schedule::Emitted;
 use super::web::ScriptedWeb;
 use crate::context::TurnInfo;
 use crate::host::Host;
 use crate::{
     Agent, AgentError, Alarm, Entry, Event, FetchRequest, HostTool, HostToolError, Level, Message, Origin,
-    Reply, ToolError, ToolHints,
+    Reply, ScheduleTiming, Scheduled, ToolError, ToolHints,
 };
 
 /// The session's id unless [`Harness::session`] names one.
@@ -133,7 +134,7 @@ impl Harness {
         self.take_turn(text.into(), Some(data))
     }
 
-    /// Takes a turn with an alarm that is due.
+    /// Takes a turn with an alarm that is due. A schedule of this name that is due once is over with it.
     ///
     /// # Panics
     /// As [`send`](Self::send).
@@ -143,7 +144,16 @@ impl Harness {
         let (name, id, due_at_ms) = (name.into(), format!("alarm-{turn}"), received_at_ms);
         let (attempt, missed) = (1, 0);
         let alarm = Alarm { id, name, data, session, turn, due_at_ms, received_at_ms, attempt, missed };
-        self.run(async |agent, host| agent.take_alarm(host, alarm).await)
+        let is_over = self.world.borrow().saved.schedules.get(&alarm.name).cloned();
+        let is_over = is_over.filter(|set| matches!(set.timing, ScheduleTiming::At(_)));
+        let name = alarm.name.clone();
+        self.run(async |agent, host| agent.take_alarm(host, alarm).await)?;
+        // Unless the turn set it anew.
+        let schedules = &mut self.world.borrow_mut().saved.schedules;
+        if is_over.is_some() && schedules.get(&name) == is_over.as_ref() {
+            schedules.remove(&name);
+        }
+        Ok(())
     }
 
     /// Takes a turn with an event.
@@ -181,6 +191,16 @@ impl Harness {
             Ok(value) => Some(value),
             Err(error) => panic!("state `{key}` is {}: {error}", String::from_utf8_lossy(bytes)),
         }
+    }
+
+    /// The session's schedules, by name.
+    pub fn schedules(&self) -> Vec<Scheduled> {
+        self.world.borrow().saved.schedules.values().cloned().collect()
+    }
+
+    /// What the agent emitted so far, in turns that ended well.
+    pub fn emitted(&self) -> Vec<Emitted> {
+        self.world.borrow().saved.emitted.clone()
     }
 
     /// The messages of the conversation of this name; `main` is the one of `cx.conversation()`.
@@ -228,9 +248,11 @@ impl Harness {
     /// Runs a turn, and keeps what it changed if it ended well.
     #[track_caller]
     fn run<T, E>(&mut self, turn: impl AsyncFnOnce(Agent, Rc<dyn Host>) -> Result<T, E>) -> Result<T, E> {
+        let (_, _, now_ms) = self.next_turn();
         let before = {
             let mut world = self.world.borrow_mut();
             world.tool_calls.clear();
+            world.now_ms = now_ms;
             world.saved.clone()
         };
         let host = Rc::new(MemoryHost::new(self.world.clone()));

@@ -13,13 +13,15 @@ use serde_json::Value;
 use super::compaction;
 use super::harness::ToolCallRecord;
 use super::model::Step;
+use super::schedule::{self, Emitted};
 use super::validate::validate;
 use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
+use crate::schedule::{ScheduleOptions, When};
 use crate::{
-    CompactOptions, Compaction, CompactionPolicy, Entry, FetchRequest, Finish, GenerateOptions, Generation,
-    HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output, StateError, Timing,
-    ToolCall, ToolChoice, ToolDefinition, Usage,
+    CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, FetchRequest, Finish, GenerateOptions,
+    Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output,
+    ScheduleError, Scheduled, StateError, Timing, ToolCall, ToolChoice, ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
@@ -35,6 +37,8 @@ const MODEL: &str = "scripted";
 pub struct Saved {
     pub state: BTreeMap<String, Vec<u8>>,
     pub conversations: BTreeMap<String, Vec<Entry>>,
+    pub schedules: BTreeMap<String, Scheduled>,
+    pub emitted: Vec<Emitted>,
 }
 
 /// What a test has a tool of others do.
@@ -50,6 +54,8 @@ pub struct World {
     pub web: ScriptedWeb,
     pub requests: Vec<FetchRequest>,
     pub fault: Option<String>,
+    /// Of the turn.
+    pub now_ms: u64,
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
     /// What a person says of calls that need it.
     pub verdict: Result<(), String>,
@@ -72,6 +78,7 @@ impl World {
             web: ScriptedWeb::new(),
             requests: Vec::new(),
             fault: None,
+            now_ms: 0,
             host_tools: Vec::new(),
             verdict: Ok(()),
             tools,
@@ -378,6 +385,32 @@ impl Host for MemoryHost {
                 Err(HttpError::Failed(fault))
             })
         })
+    }
+
+    fn schedule_set(
+        &self,
+        name: &str,
+        when: &When<'_>,
+        options: ScheduleOptions,
+    ) -> Result<(), ScheduleError> {
+        let mut world = self.world.borrow_mut();
+        let scheduled = schedule::scheduled(name, when, options, world.now_ms)?;
+        world.saved.schedules.insert(name.to_owned(), scheduled);
+        Ok(())
+    }
+
+    fn schedule_cancel(&self, name: &str) -> bool {
+        self.world.borrow_mut().saved.schedules.remove(name).is_some()
+    }
+
+    fn schedule_list(&self) -> Vec<Scheduled> {
+        self.world.borrow().saved.schedules.values().cloned().collect()
+    }
+
+    fn emit(&self, topic: &str, data: Option<Value>) -> Result<(), EmitError> {
+        schedule::check_topic(topic)?;
+        self.world.borrow_mut().saved.emitted.push(Emitted { topic: topic.to_owned(), data });
+        Ok(())
     }
 
     fn log(&self, level: Level, message: &str) {

@@ -30,6 +30,7 @@ mod model;
 mod web;
 
 mod memory_host;
+mod schedule;
 mod validate;
 
 mod block_on;
@@ -38,4 +39,5 @@ mod compaction;
 pub use block_on::block_on;
 pub use harness::{Harness, Outcome, ToolCallRecord};
 pub use model::ScriptedModel;
+pub use schedule::Emitted;
 pub use web::ScriptedWeb;

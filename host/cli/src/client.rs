@@ -5,6 +5,7 @@ mod approvals;
 mod chat;
 mod events;
 mod logs;
+mod outbox;
 mod secrets;
 mod sessions;
 mod wire;
@@ -21,6 +22,7 @@ pub use approvals::Approval;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
 pub use logs::{LogQuery, LogStream};
+pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{Message, MessagePage, Session, SessionDetail};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, LogLine, McpServer, McpTool, Timing, ToolCall, Turn, TurnEvent,

@@ -9,6 +9,7 @@ mod grants;
 mod mcp;
 mod outbound;
 mod sessions;
+mod webhook;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,6 +31,7 @@ use grants::GrantsConfig;
 pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
+pub use webhook::WebhookConfig;
 
 /// The file as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -55,6 +57,8 @@ pub struct Config {
     /// Servers of tools, by name.
     pub mcp: BTreeMap<String, McpConfig>,
     pub telemetry: TelemetryConfig,
+    /// Addresses that events are sent to.
+    pub webhook: Vec<WebhookConfig>,
 }
 
 /// What a committed turn survives.
@@ -239,6 +243,7 @@ impl Config {
         set(&mut options.gateway.mcp.origins, &self.http.mcp_origins);
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
+        options.runtime.webhooks.extend(self.webhook.iter().map(Into::into));
         options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
@@ -389,6 +394,19 @@ mod tests {
             let error = config.apply(&mut ServerOptions::default()).expect_err(origin).to_string();
             assert!(error.contains("write it as https://app.example.com"), "{error}");
         }
+    }
+
+    #[test]
+    fn webhooks_are_those_of_the_file() {
+        let text =
+            "[[webhook]]\nurl = \"https://example.com\"\ntopics = [\"skep.turn.*\"]\nsecret = \"whsec_x\"\n";
+        let mut options = ServerOptions::default();
+        Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+        assert_eq!(options.runtime.webhooks[0].url, "https://example.com");
+        let error = Config::parse("[[webhook]]\nurl = \"x\"\ntopics = [\"or*\"]\n")
+            .expect_err("no pattern")
+            .to_string();
+        assert!(error.contains("such as order.*"), "{error}");
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl From<RuntimeError> for ApiError {
                 return ApiError::busy(message, code, retry_after_ms);
             }
             RuntimeError::TooManyTurns { retry_after_ms, .. }
-            | RuntimeError::QueueFull { retry_after_ms, .. } => {
+            | RuntimeError::QueueFull { retry_after_ms, .. }
+            | RuntimeError::OutboxFull { retry_after_ms, .. } => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
             RuntimeError::AgentNotFound { .. }
@@ -129,11 +130,16 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::SecretNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. }
+            | RuntimeError::ScheduleNotFound { .. }
+            | RuntimeError::WebhookNotFound { .. }
+            | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::InvalidSecret { .. }
+            | RuntimeError::InvalidEvent { .. }
+            | RuntimeError::InvalidWebhook { .. }
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::InvalidBatch { .. }

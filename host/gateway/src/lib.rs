@@ -22,7 +22,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
-    routing::{any, get, post, put},
+    routing::{any, delete, get, post, put},
     serve::ListenerExt,
 };
 use skep_runtime::AgentHost;
@@ -176,6 +176,14 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", get(routes::turns::events))
         .route("/v1/approvals", get(routes::approvals::list))
         .route("/v1/approvals/{id}", post(routes::approvals::decide))
+        .route("/v1/agents/{agent}/schedules/{id}", delete(routes::schedules::cancel))
+        .route("/v1/agents/{agent}/schedules/{id}/run", post(routes::schedules::run))
+        .route("/v1/schedules", get(routes::schedules::list))
+        .route("/v1/events", get(routes::events::list).post(routes::events::publish))
+        .route("/v1/webhooks", get(routes::webhooks::list).post(routes::webhooks::add))
+        .route("/v1/webhooks/{webhook}", delete(routes::webhooks::remove))
+        .route("/v1/webhooks/dead-letters", get(routes::webhooks::dead_letters))
+        .route("/v1/webhooks/dead-letters/{id}/redeliver", post(routes::webhooks::redeliver))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))
         .route("/ai/run/{*model}", post(routes::ai_run::run))

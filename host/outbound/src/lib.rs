@@ -25,6 +25,7 @@ mod secret;
 mod tests;
 pub mod tls;
 mod tool_server;
+mod webhook;
 
 pub use address::{AddressPolicy, AddressRange};
 pub use client::{Bounds, Client, Options};
@@ -37,3 +38,4 @@ pub use reqwest::{Method, Url, header};
 pub use resolve::{Resolve, SystemResolver};
 pub use secret::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret, Secrets};
 pub use tool_server::{ServedTool, ToolHints, ToolServer, ToolServerError};
+pub use webhook::{WebhookAnswer, WebhookMessage, WebhookSecret, check_webhook_url};

@@ -12,6 +12,7 @@ mod secrets;
 mod services;
 mod sessions;
 mod turns;
+mod webhooks;
 
 pub(crate) use services::{Active, InstancePlace, Services};
 

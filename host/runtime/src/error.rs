@@ -86,6 +86,14 @@ pub enum RuntimeError {
          and try again in {retry_after_ms} ms"
     )]
     OutboxFull { limit: usize, retry_after_ms: u32 },
+    #[error("{message}")]
+    InvalidWebhook { message: String },
+    #[error("there is no webhook {id:?}; list them with `skep webhook list`")]
+    WebhookNotFound { id: String },
+    #[error(
+        "there is no dead letter {id} that can be delivered again; list them with `skep webhook dead-letters`"
+    )]
+    DeadLetterNotFound { id: i64 },
     /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
     #[error("limit {limit} exceeded: {message}")]
     LimitExceeded { limit: &'static str, message: String },
@@ -138,6 +146,9 @@ impl RuntimeError {
             Self::InvalidMessage { .. } => "invalid_message",
             Self::InvalidEvent { .. } => "invalid_event",
             Self::ScheduleNotFound { .. } => "schedule_not_found",
+            Self::InvalidWebhook { .. } => "invalid_webhook",
+            Self::WebhookNotFound { .. } => "webhook_not_found",
+            Self::DeadLetterNotFound { .. } => "dead_letter_not_found",
             Self::OutboxFull { .. } => "outbox_full",
             Self::LimitExceeded { .. } => "limit_exceeded",
             Self::DeadlineExceeded => "deadline_exceeded",

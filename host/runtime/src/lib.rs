@@ -55,7 +55,10 @@ pub use batch::{
 };
 pub use clock::Clock;
 pub use error::RuntimeError;
-pub use event::{Event, EventSummary, EventTrigger, PublishedEvent, SessionTemplate, TopicPattern};
+pub use event::{
+    DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
+    SessionTemplate, TopicPattern, WebhookSummary, unix_ms,
+};
 pub use feed::RunHandle;
 pub use host_tools::ToolGrant;
 pub use invocation::{

@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{BatchOptions, Clock, Limits, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, NewWebhook, ToolGrant};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -40,6 +40,8 @@ pub struct RuntimeOptions {
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
     pub granted_tools: Vec<ToolGrant>,
+    /// Addresses that the operator has events sent to.
+    pub webhooks: Vec<NewWebhook>,
     /// What schedules and deliveries go by.
     pub clock: Clock,
     pub batch: BatchOptions,
@@ -65,6 +67,7 @@ impl Default for RuntimeOptions {
             outbound: skep_outbound::Options::default(),
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
+            webhooks: Vec::new(),
             clock: Clock::default(),
             batch: BatchOptions::default(),
         }

@@ -9,6 +9,7 @@ mod completions;
 mod demo;
 mod deploy;
 mod doctor;
+mod event;
 mod invoke;
 mod list;
 mod logs;
@@ -20,11 +21,13 @@ mod pull;
 mod push;
 mod registry_args;
 mod rollback;
+mod schedule;
 mod secret;
 mod session;
 mod turn;
 mod turn_printer;
 mod up;
+mod webhook;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -95,6 +98,12 @@ enum Command {
     Ai(ai::Command),
     #[command(subcommand)]
     Mcp(mcp::Command),
+    #[command(subcommand)]
+    Schedule(schedule::Command),
+    #[command(subcommand)]
+    Event(event::Command),
+    #[command(subcommand)]
+    Webhook(webhook::Command),
     #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
@@ -180,6 +189,9 @@ impl Command {
             Command::Logs(args) => logs::run(args).await,
             Command::Approval(command) => approval::run(command).await,
             Command::Ai(command) => ai::run(command).await,
+            Command::Schedule(command) => schedule::run(command).await,
+            Command::Event(command) => event::run(command).await,
+            Command::Webhook(command) => webhook::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,
             Command::Doctor(args) => doctor::run(&args),

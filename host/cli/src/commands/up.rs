@@ -53,6 +53,10 @@ skep.toml, every line optional:
   drain_s = 30
   [telemetry]
   otlp_endpoint = \"http://127.0.0.1:4318\"
+  [[webhook]]                    # as often as there are addresses
+  url = \"https://example.com/hook\"
+  topics = [\"skep.turn.failed\"]
+  secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
 All of its settings:
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,

@@ -5,6 +5,7 @@ mod bounds;
 mod chat;
 mod completions;
 mod drain;
+mod events;
 mod fixture;
 mod mcp;
 mod mcp_servers;

@@ -6,7 +6,7 @@ use crate::{
     component::{Compiler, Deployed, Prepared, Source},
     egress::Egress,
     engine::WasmEngine,
-    event::Outbox,
+    event::{Outbox, Webhooks},
     host_tools::HostTools,
     log_follower::LogGrowth,
     session::LiveTurns,
@@ -46,6 +46,7 @@ pub(crate) struct Services {
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) clock: Clock,
     pub(crate) outbox: Outbox,
+    pub(crate) webhooks: Webhooks,
     /// Rung when something may be due earlier than was known.
     pub(crate) courier_bell: Notify,
     pub(crate) log_growth: LogGrowth,
@@ -87,6 +88,8 @@ impl Services {
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         let (clock, outbox, courier_bell) =
             (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
+        let webhooks = Webhooks::new(store.clone(), clock.clone());
+        webhooks.load(&outbox.router, &options.webhooks).await?;
         Ok(Services {
             store,
             models,
@@ -104,6 +107,7 @@ impl Services {
             active: Arc::default(),
             clock,
             outbox,
+            webhooks,
             courier_bell,
             log_growth: LogGrowth::new(),
         })

@@ -11,13 +11,15 @@ mod alarm;
 mod backoff;
 mod delivery;
 mod turn;
+mod webhook;
 
 use crate::agent_host::{Services, WeakHost};
 use alarm::Alarm;
 use delivery::SessionDelivery;
-use skep_store::{Delivery, ScheduleRow, ScheduleState, StoreError};
+use skep_store::{Delivery, ScheduleRow, ScheduleState, StoreError, Target};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::task::{AbortHandle, JoinSet};
+use webhook::WebhookDelivery;
 
 /// Alarms and deliveries that are under way at once.
 const MAX_RUNNING: usize = 64;
@@ -142,8 +144,13 @@ impl Round {
     }
 
     fn spawn_delivery(&mut self, row: Delivery) {
-        let delivery = SessionDelivery { services: self.services.clone(), host: self.host.clone(), row };
-        self.running.spawn(delivery.deliver());
+        let services = self.services.clone();
+        match row.target {
+            Target::Session { .. } => {
+                self.running.spawn(SessionDelivery { services, host: self.host.clone(), row }.deliver())
+            }
+            Target::Webhook(_) => self.running.spawn(WebhookDelivery { services, row }.deliver()),
+        };
     }
 
     async fn pause(&self, error: &StoreError) {

@@ -9,12 +9,15 @@ mod session_template;
 mod summary;
 pub(crate) mod topic;
 pub(crate) mod turn_events;
+pub(crate) mod webhook;
 
 pub(crate) use outbox::Outbox;
 pub(crate) use router::EventRouter;
 pub use session_template::SessionTemplate;
 pub use summary::EventSummary;
 pub use topic::TopicPattern;
+pub(crate) use webhook::Webhooks;
+pub use webhook::{DeadLetter, DeadLetterTarget, NewWebhook, WebhookSummary};
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
@@ -94,6 +97,12 @@ impl Event {
         }
         Ok(())
     }
+}
+
+/// Milliseconds since 1970-01-01 UTC of a time in the form of RFC 3339.
+pub fn unix_ms(time: &str) -> Option<u64> {
+    let time: jiff::Timestamp = time.parse().ok()?;
+    u64::try_from(time.as_millisecond()).ok()
 }
 
 /// The data of an event as it is stored, if it is not too large.

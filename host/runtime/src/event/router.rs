@@ -64,12 +64,10 @@ impl EventRouter {
         };
     }
 
-    #[cfg(test)]
     pub(crate) fn set_webhook(&self, id: &str, topics: Vec<TopicPattern>) {
         self.write().webhooks.insert(id.to_owned(), topics);
     }
 
-    #[cfg(test)]
     pub(crate) fn remove_webhook(&self, id: &str) {
         self.write().webhooks.remove(id);
     }

@@ -1,0 +1,93 @@
+//! `skep event`: send, list.
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::{HostArgs, out};
+use crate::failure::Usage;
+
+/// Send events to agents and webhooks, and list them
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Send(SendArgs),
+    List(ListArgs),
+}
+
+/// Tell of something that happened; agents and webhooks that take the topic get it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep event send order.paid '{\"order_id\": \"o-7\"}'
+  skep event send order.paid '{\"order_id\": \"o-7\"}' --id payment-815     twice is once")]
+pub struct SendArgs {
+    /// Such as order.paid
+    topic: String,
+    /// JSON
+    data: Option<String>,
+    /// The same id is the same event
+    #[arg(long)]
+    id: Option<String>,
+    /// Print what the host answers as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// List the newest events, and how their deliveries stand
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep event list
+  skep event list --json | jq '.[] | select(.dead > 0)'")]
+pub struct ListArgs {
+    /// At most so many
+    #[arg(long, short = 'n', default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Send(args) => send(args).await,
+        Command::List(args) => list(args).await,
+    }
+}
+
+async fn send(args: SendArgs) -> Result<()> {
+    let data = args.data.as_deref().map(serde_json::from_str::<Value>).transpose();
+    let data = data.map_err(|error| Usage(format!("the data is not JSON: {error}")))?;
+    let sent = args.host.client()?.send_event(&args.topic, data.as_ref(), args.id.as_deref()).await?;
+    if args.json {
+        return out::json(&sent);
+    }
+    match sent.state.as_str() {
+        "known" => out::line(&format!("{} was sent before", sent.id)),
+        _ => out::line(&format!("{} goes to {} that take it", sent.id, sent.deliveries)),
+    }
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let events = args.host.client()?.events(args.limit).await?;
+    if args.json {
+        return out::json(&events);
+    }
+    if events.is_empty() {
+        return out::line("no events yet; send one with: skep event send TOPIC JSON");
+    }
+    let rows: Vec<_> = events
+        .into_iter()
+        .map(|event| {
+            let state = match (event.pending, event.dead) {
+                (0, 0) => "over".to_owned(),
+                (pending, dead) => format!("{pending} pending, {dead} dead"),
+            };
+            [event.topic, event.source, event.id, state]
+        })
+        .collect();
+    out::table(["TOPIC", "SOURCE", "ID", "DELIVERIES"], &rows)
+}

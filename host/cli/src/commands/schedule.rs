@@ -1,0 +1,120 @@
+//! `skep schedule`: list, run, cancel.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::{HostArgs, out};
+use crate::client::Schedule;
+
+/// List, run and cancel what wakes agents
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    List(ListArgs),
+    Run(OneArgs),
+    Cancel(CancelArgs),
+}
+
+/// List schedules: the next to be due first, those that were given up last
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep schedule list
+  skep schedule list concierge
+  skep schedule list --json | jq -r '.[] | select(.state == \"failed\").last_error'")]
+pub struct ListArgs {
+    /// Only those of this agent
+    agent: Option<String>,
+    /// At most so many
+    #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Make a schedule due now; one that was given up is tried again
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep schedule run concierge 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-1")]
+pub struct OneArgs {
+    /// The agent's name
+    agent: String,
+    /// The schedule's id, as `skep schedule list` shows it
+    id: String,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Cancel a schedule; one of the manifest comes back with the next deployment
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep schedule cancel concierge 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-1")]
+pub struct CancelArgs {
+    #[command(flatten)]
+    one: OneArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::List(args) => list(args).await,
+        Command::Run(OneArgs { agent, id, host }) => {
+            host.client()?.run_schedule(&agent, &id).await?;
+            out::line(&format!("{id} is due now"))
+        }
+        Command::Cancel(CancelArgs { one: OneArgs { agent, id, host } }) => {
+            host.client()?.cancel_schedule(&agent, &id).await?;
+            out::line(&format!("{id} is cancelled"))
+        }
+    }
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let schedules = args.host.client()?.schedules(args.agent.as_deref(), args.limit).await?;
+    if args.json {
+        return out::json(&schedules);
+    }
+    if schedules.is_empty() {
+        return out::line("no schedules; agents set them, or [[schedule]] in agent.toml");
+    }
+    let rows: Vec<_> = schedules.into_iter().map(row).collect();
+    out::table(["AGENT", "SESSION", "NAME", "WHEN", "DUE", "STATE", "ID"], &rows)
+}
+
+fn row(schedule: Schedule) -> [String; 7] {
+    let state = match (schedule.state.as_str(), &schedule.last_error) {
+        ("waiting", Some(error)) => format!("tried {} of {}: {error}", schedule.attempt, schedule.tries),
+        ("failed", Some(error)) => format!("failed: {error}"),
+        (state, _) => state.to_owned(),
+    };
+    let when = when(&schedule.timing);
+    let due = in_words(schedule.due_at_ms);
+    [schedule.agent, schedule.session, schedule.name, when, due, state, schedule.id]
+}
+
+fn when(timing: &Value) -> String {
+    if let Some(cron) = timing["cron"].as_str() {
+        return format!("{cron} {}", timing["time_zone"].as_str().unwrap_or_default());
+    }
+    match timing["every_ms"].as_u64() {
+        Some(every_ms) => format!("every {} s", every_ms as f64 / 1_000.0),
+        None => "once".to_owned(),
+    }
+}
+
+fn in_words(at_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    match at_ms.saturating_sub(now_ms) / 1_000 {
+        0 => "now".to_owned(),
+        seconds @ 1..120 => format!("in {seconds} s"),
+        seconds @ 120..7_200 => format!("in {} min", seconds / 60),
+        seconds @ 7_200..172_800 => format!("in {} h", seconds / 3_600),
+        seconds => format!("in {} days", seconds / 86_400),
+    }
+}

@@ -1,0 +1,165 @@
+//! `skep webhook`: add, list, remove, dead-letters, redeliver.
+
+use anyhow::Result;
+
+use super::{HostArgs, out};
+
+/// Have events sent to addresses, and see what could not be delivered
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Add(AddArgs),
+    List(ListArgs),
+    Remove(RemoveArgs),
+    DeadLetters(DeadLettersArgs),
+    Redeliver(RedeliverArgs),
+}
+
+/// Have events of some topics sent to an address
+///
+/// Each is a POST with JSON, signed as Standard Webhooks describes: webhook-id, webhook-timestamp, webhook-signature. The
+/// secret is printed once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook add https://example.com/hook 'order.*' skep.turn.failed
+  skep webhook add https://example.com/hook 'skep.turn.*' --secret whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
+pub struct AddArgs {
+    /// Where to
+    url: String,
+    /// Topics, with * for a part of them or as the last for all that follow
+    #[arg(required = true)]
+    topics: Vec<String>,
+    /// whsec_ and base64 of 24 to 64 bytes; the host makes one if it is left out
+    #[arg(long)]
+    secret: Option<String>,
+    /// Print the webhook, with its secret, as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// List the webhooks
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook list
+  skep webhook list --json | jq -r '.[].id'")]
+pub struct ListArgs {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Remove a webhook, with what is on its way to it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook remove wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f")]
+pub struct RemoveArgs {
+    /// As `skep webhook list` shows it
+    id: String,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// List the newest deliveries, to webhooks and to agents, that failed for good
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook dead-letters
+  skep webhook dead-letters --json | jq -r '.[].id' | xargs -n1 skep webhook redeliver")]
+pub struct DeadLettersArgs {
+    /// At most so many
+    #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Try a dead letter again
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook redeliver 42")]
+pub struct RedeliverArgs {
+    /// As `skep webhook dead-letters` shows it
+    id: i64,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Add(args) => add(args).await,
+        Command::List(args) => list(args).await,
+        Command::Remove(RemoveArgs { id, host }) => {
+            host.client()?.remove_webhook(&id).await?;
+            out::line(&format!("{id} is removed"))
+        }
+        Command::DeadLetters(args) => dead_letters(args).await,
+        Command::Redeliver(RedeliverArgs { id, host }) => {
+            host.client()?.redeliver(id).await?;
+            out::line(&format!("{id} is tried again"))
+        }
+    }
+}
+
+async fn add(args: AddArgs) -> Result<()> {
+    let webhook = args.host.client()?.add_webhook(&args.url, &args.topics, args.secret.as_deref()).await?;
+    if args.json {
+        return out::json(&webhook);
+    }
+    out::line(&format!("{} is told of {}", webhook.url, webhook.topics.join(", ")))?;
+    out::line(&format!("id      {}", webhook.id))?;
+    out::line(&format!("secret  {}", webhook.secret.unwrap_or_default()))
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let webhooks = args.host.client()?.webhooks().await?;
+    if args.json {
+        return out::json(&webhooks);
+    }
+    if webhooks.is_empty() {
+        return out::line("no webhooks yet; add one with: skep webhook add URL TOPIC");
+    }
+    let rows: Vec<_> = webhooks
+        .into_iter()
+        .map(|webhook| {
+            let state = match (webhook.disabled, webhook.configured) {
+                (Some(why), _) => format!("disabled: {why}"),
+                (None, true) => "of skep.toml".to_owned(),
+                (None, false) => String::new(),
+            };
+            [webhook.id, webhook.url, webhook.topics.join(", "), state]
+        })
+        .collect();
+    out::table(["ID", "URL", "TOPICS", ""], &rows)
+}
+
+async fn dead_letters(args: DeadLettersArgs) -> Result<()> {
+    let dead = args.host.client()?.dead_letters(args.limit).await?;
+    if args.json {
+        return out::json(&dead);
+    }
+    if dead.is_empty() {
+        return out::line("no dead letters");
+    }
+    let rows: Vec<_> = dead
+        .into_iter()
+        .map(|dead| {
+            let to = match (dead.webhook, dead.agent, dead.session) {
+                (Some(webhook), _, _) => webhook,
+                (None, Some(agent), Some(session)) => format!("{agent}/{session}"),
+                (None, agent, _) => agent.unwrap_or_default(),
+            };
+            [dead.id.to_string(), dead.topic, dead.event_id, to, dead.attempts.to_string(), dead.error]
+        })
+        .collect();
+    out::table(["ID", "TOPIC", "EVENT", "TO", "TRIES", "ERROR"], &rows)
+}

@@ -1,0 +1,126 @@
+//! `/v1/events`: something that happened, as a plain object or as a CloudEvent in structured JSON.
+
+use super::page_limit;
+use crate::{ApiError, Gateway, body, headers};
+use axum::{
+    Json,
+    extract::{Query, Request, State},
+    http::StatusCode,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::{Event, EventSummary, unix_ms};
+
+/// Of events that do not say where they come from.
+const SOURCE: &str = "http";
+const SPECIFICATION: &str = "1.0";
+
+/// What tells a CloudEvent from an event of ours.
+#[derive(Deserialize)]
+struct Envelope {
+    specversion: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlainEvent {
+    topic: String,
+    data: Option<Value>,
+    /// Unique; the same one again is the same event.
+    id: Option<String>,
+    /// RFC 3339.
+    time: Option<String>,
+    source: Option<String>,
+}
+
+/// Extensions are allowed, and not looked at.
+#[derive(Deserialize)]
+struct CloudEvent {
+    id: String,
+    source: String,
+    #[serde(rename = "type")]
+    kind: String,
+    time: Option<String>,
+    data: Option<Value>,
+    data_base64: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ListQuery {
+    /// Events older than the one with this key.
+    before: Option<i64>,
+    limit: Option<u32>,
+}
+
+pub(crate) async fn publish(
+    State(gateway): State<Gateway>,
+    request: Request,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let principal = headers::PRINCIPAL.to_owned();
+    let bytes = body::read(request, &gateway).await?;
+    let event = match body::parse::<Envelope>(&bytes)?.specversion {
+        None => plain(body::parse(&bytes)?, principal)?,
+        Some(version) if version == SPECIFICATION => cloud(body::parse(&bytes)?, principal)?,
+        Some(version) => {
+            let message = format!("specversion is {version:?}; CloudEvents {SPECIFICATION} are taken");
+            return Err(ApiError::parameter("specversion", message));
+        }
+    };
+    let published = gateway.host.publish(event).await?;
+    let body = json!({
+        "object": "event",
+        "id": published.id,
+        "state": if published.is_known { "known" } else { "accepted" },
+        "deliveries": published.deliveries,
+    });
+    Ok((if published.is_known { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(body)))
+}
+
+pub(crate) async fn list(
+    State(gateway): State<Gateway>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = page_limit(query.limit)?;
+    let events = gateway.host.events(query.before, limit).await?;
+    let has_more = events.len() as u32 == limit;
+    let events: Vec<Value> = events.iter().map(event_json).collect();
+    Ok(Json(json!({"object": "list", "data": events, "has_more": has_more})))
+}
+
+fn plain(event: PlainEvent, principal: String) -> Result<Event, ApiError> {
+    let PlainEvent { topic, data, id, time, source } = event;
+    let source = source.unwrap_or_else(|| SOURCE.to_owned());
+    Ok(Event { id, source, topic, data, at_ms: time.as_deref().map(at_ms).transpose()?, principal })
+}
+
+fn cloud(event: CloudEvent, principal: String) -> Result<Event, ApiError> {
+    let CloudEvent { id, source, kind, time, data, data_base64 } = event;
+    if data_base64.is_some() {
+        let message = "data_base64 is not taken; send JSON in data";
+        return Err(ApiError::parameter("data_base64", message));
+    }
+    let at_ms = time.as_deref().map(at_ms).transpose()?;
+    Ok(Event { id: Some(id), source, topic: kind, data, at_ms, principal })
+}
+
+fn at_ms(time: &str) -> Result<u64, ApiError> {
+    unix_ms(time).ok_or_else(|| {
+        let rule = "time is no time of RFC 3339 since 1970, such as 2026-11-21T10:40:18Z";
+        ApiError::parameter("time", rule)
+    })
+}
+
+fn event_json(event: &EventSummary) -> Value {
+    json!({
+        "object": "event",
+        "key": event.key,
+        "id": event.id,
+        "source": event.source,
+        "topic": event.topic,
+        "data": event.data,
+        "at_ms": event.at_ms,
+        "published_at_ms": event.published_at_ms,
+        "pending": event.pending,
+        "dead": event.dead,
+    })
+}

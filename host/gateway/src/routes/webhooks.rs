@@ -1,0 +1,103 @@
+//! `/v1/webhooks`: addresses that events are sent to, and what could not be delivered.
+
+use super::page_limit;
+use crate::{ApiError, Gateway, body::JsonBody};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+    http::StatusCode,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skep_runtime::{DeadLetter, DeadLetterTarget, NewWebhook, TopicPattern, WebhookSummary};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewWebhookBody {
+    url: String,
+    topics: Vec<TopicPattern>,
+    /// `whsec_` and base64.
+    secret: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct DeadLettersQuery {
+    /// Dead letters older than the one with this id.
+    before: Option<i64>,
+    limit: Option<u32>,
+}
+
+/// The secret is in this answer and in no other.
+pub(crate) async fn add(
+    State(gateway): State<Gateway>,
+    JsonBody(body): JsonBody<NewWebhookBody>,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let NewWebhookBody { url, topics, secret } = body;
+    let (webhook, secret) = gateway.host.add_webhook(NewWebhook { url, topics, secret }).await?;
+    let mut value = webhook_json(&webhook);
+    value["secret"] = json!(secret);
+    Ok((StatusCode::CREATED, Json(value)))
+}
+
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    let webhooks: Vec<Value> = gateway.host.webhooks().iter().map(webhook_json).collect();
+    Json(json!({"object": "list", "data": webhooks, "has_more": false}))
+}
+
+pub(crate) async fn remove(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    gateway.host.remove_webhook(&id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn dead_letters(
+    State(gateway): State<Gateway>,
+    Query(query): Query<DeadLettersQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = page_limit(query.limit)?;
+    let dead = gateway.host.dead_letters(query.before, limit).await?;
+    let has_more = dead.len() as u32 == limit;
+    let dead: Vec<Value> = dead.iter().map(dead_letter_json).collect();
+    Ok(Json(json!({"object": "list", "data": dead, "has_more": has_more})))
+}
+
+pub(crate) async fn redeliver(
+    State(gateway): State<Gateway>,
+    Path(id): Path<i64>,
+) -> Result<StatusCode, ApiError> {
+    gateway.host.redeliver(id).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+fn webhook_json(webhook: &WebhookSummary) -> Value {
+    json!({
+        "object": "webhook",
+        "id": webhook.id,
+        "url": webhook.url,
+        "topics": webhook.topics,
+        "configured": webhook.is_configured,
+        "created_at_ms": webhook.created_at_ms,
+        "disabled": webhook.disabled,
+    })
+}
+
+fn dead_letter_json(dead: &DeadLetter) -> Value {
+    let (agent, session, webhook) = match &dead.to {
+        DeadLetterTarget::Session { agent, session } => (Some(agent), session.as_ref(), None),
+        DeadLetterTarget::Webhook(id) => (None, None, Some(id)),
+    };
+    json!({
+        "object": "dead_letter",
+        "id": dead.id,
+        "event_id": dead.event_id,
+        "topic": dead.topic,
+        "at_ms": dead.at_ms,
+        "agent": agent,
+        "session": session,
+        "webhook": webhook,
+        "attempts": dead.attempts,
+        "error": dead.error,
+    })
+}

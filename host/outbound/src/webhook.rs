@@ -1,0 +1,140 @@
+//! Webhooks: events sent to an address, signed as Standard Webhooks describes.
+//!
+//! The signature is over the id of the message, the time and the body, so that a receiver can tell who sent it, that
+//! nothing was changed, and that it is not an old message again.
+
+use crate::{Bounds, Client, Origins, OutboundError, Policy, Request};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+const PREFIX: &str = "whsec_";
+/// What the specification asks for.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
+/// For one try, from the connection to the end of the answer.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// The answer says nothing that is used; more than this is not read.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+const MAX_MESSAGE_BYTES: usize = 2 << 20;
+
+/// What a receiver checks signatures with.
+#[derive(Clone, PartialEq, Eq)]
+pub struct WebhookSecret(Vec<u8>);
+
+/// One message to one address.
+#[derive(Clone, Copy, Debug)]
+pub struct WebhookMessage<'a> {
+    pub url: &'a str,
+    pub secret: &'a WebhookSecret,
+    /// The same each time that the message is sent.
+    pub id: &'a str,
+    /// Seconds since 1970-01-01 UTC, of this try.
+    pub timestamp_s: u64,
+    /// JSON.
+    pub body: &'a [u8],
+}
+
+/// What the receiver answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookAnswer {
+    pub status: u16,
+    pub retry_after: Option<String>,
+}
+
+impl WebhookSecret {
+    /// Reads `whsec_` and base64 of 24 to 64 bytes.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            "a webhook's secret is whsec_ and base64 of 24 to 64 bytes; leave it out and the host makes one"
+                .to_owned()
+        };
+        let bytes = STANDARD.decode(text.strip_prefix(PREFIX).ok_or_else(wrong)?).map_err(|_| wrong())?;
+        Self::new(bytes).ok_or_else(wrong)
+    }
+
+    pub fn new(bytes: Vec<u8>) -> Option<Self> {
+        SECRET_BYTES.contains(&bytes.len()).then_some(WebhookSecret(bytes))
+    }
+
+    /// As [`WebhookSecret::parse`] reads it. Only the receiver should see it.
+    pub fn reveal(&self) -> String {
+        format!("{PREFIX}{}", STANDARD.encode(&self.0))
+    }
+
+    fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of any length will do");
+        mac.update(format!("{id}.{timestamp_s}.").as_bytes());
+        mac.update(body);
+        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+    }
+}
+
+impl fmt::Debug for WebhookSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WebhookSecret")
+    }
+}
+
+/// Whether messages could be sent there, as far as that can be known without trying.
+pub fn check_webhook_url(url: &str) -> Result<(), OutboundError> {
+    Request::new("POST", url).map(drop)
+}
+
+impl Client {
+    /// Sends a message to where its operator wants it, at an address that is allowed. A redirect is not followed.
+    pub async fn send_webhook(&self, message: &WebhookMessage<'_>) -> Result<WebhookAnswer, OutboundError> {
+        let WebhookMessage { url, secret, id, timestamp_s, body } = *message;
+        let request = Request::new("POST", url)?
+            .header("content-type", "application/json")?
+            .header("user-agent", "skep")?
+            .header("webhook-id", id)?
+            .header("webhook-timestamp", &timestamp_s.to_string())?
+            .header("webhook-signature", &secret.sign(id, timestamp_s, body))?
+            .body(body.to_vec());
+        let bounds = Bounds {
+            deadline: Instant::now() + TIMEOUT,
+            request_bytes: MAX_MESSAGE_BYTES,
+            response_bytes: MAX_ANSWER_BYTES,
+            redirects: 0,
+        };
+        let everywhere = Origins::try_from(vec!["*".parse()?])?;
+        let policy = Policy::default().and(everywhere, "the webhooks");
+        let response = self.send(request, &policy, &bounds).await?;
+        let retry_after = response.headers.get("retry-after").and_then(|value| value.to_str().ok());
+        Ok(WebhookAnswer { status: response.status, retry_after: retry_after.map(str::to_owned) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_the_one_of_the_specification() {
+        // The example of the specification's reference libraries.
+        let secret = WebhookSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("valid");
+        let body = br#"{"test": 2432232314}"#;
+        assert_eq!(
+            secret.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body),
+            "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+        );
+        assert_eq!(WebhookSecret::parse(&secret.reveal()), Ok(secret));
+    }
+
+    #[test]
+    fn what_is_no_secret_or_no_url_is_refused() {
+        for bad in
+            ["", "secret", "whsec_", "whsec_????", "whsec_c2hvcnQ=", &format!("whsec_{}", "AAAA".repeat(30))]
+        {
+            assert!(WebhookSecret::parse(bad).expect_err(bad).contains("24 to 64 bytes"));
+        }
+        for bad in ["", "example.com", "ftp://example.com", "https://user:word@example.com"] {
+            check_webhook_url(bad).expect_err(bad);
+        }
+        check_webhook_url("https://example.com/hook").expect("valid");
+    }
+}

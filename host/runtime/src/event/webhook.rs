@@ -1,0 +1,290 @@
+//! Webhooks: who they are, and what they are sent.
+
+use super::{EventRouter, TopicPattern};
+use crate::{Clock, RuntimeError};
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use skep_outbound::{WebhookSecret, check_webhook_url};
+use skep_store::{Delivery, Store, Target, WebhookRow};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+const MAX_TOPICS: usize = 32;
+
+/// A webhook that somebody wants.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NewWebhook {
+    pub url: String,
+    pub topics: Vec<TopicPattern>,
+    /// `whsec_` and base64. `None`: the host makes one.
+    pub secret: Option<String>,
+}
+
+/// A webhook, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookSummary {
+    pub id: String,
+    pub url: String,
+    pub topics: Vec<TopicPattern>,
+    /// `skep.toml` names it, and only that can remove it.
+    pub is_configured: bool,
+    pub created_at_ms: u64,
+    /// Why nothing is sent to it any more.
+    pub disabled: Option<String>,
+}
+
+/// A delivery that failed for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// Grows with time.
+    pub id: i64,
+    pub event_id: String,
+    pub topic: String,
+    pub at_ms: u64,
+    pub to: DeadLetterTarget,
+    /// Tries that were made.
+    pub attempts: u32,
+    /// Of the last one.
+    pub error: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeadLetterTarget {
+    /// No session, if the event names none.
+    Session { agent: String, session: Option<String> },
+    /// By its id.
+    Webhook(String),
+}
+
+/// A webhook as messages are sent to it.
+#[derive(Debug)]
+pub(crate) struct Webhook {
+    pub(crate) summary: WebhookSummary,
+    pub(crate) secret: WebhookSecret,
+}
+
+/// All webhooks of the host. What is in here is what the store has.
+pub(crate) struct Webhooks {
+    store: Store,
+    clock: Clock,
+    by_id: RwLock<BTreeMap<String, Arc<Webhook>>>,
+}
+
+impl Webhooks {
+    pub(crate) fn new(store: Store, clock: Clock) -> Self {
+        Webhooks { store, clock, by_id: RwLock::default() }
+    }
+
+    /// Reads what the store has, and makes those of the configuration be what it says.
+    pub(crate) async fn load(
+        &self,
+        router: &EventRouter,
+        configured: &[NewWebhook],
+    ) -> Result<(), RuntimeError> {
+        let wanted: Vec<String> = configured.iter().map(|webhook| configured_id(&webhook.url)).collect();
+        for row in self.store.webhooks().await? {
+            if row.configured && !wanted.contains(&row.id) {
+                self.store.delete_webhook(&row.id).await?;
+            } else if !row.configured {
+                self.enter(router, row)?;
+            }
+        }
+        for (webhook, id) in configured.iter().zip(wanted) {
+            self.put(router, id, webhook.clone(), true).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds a webhook. Its secret is told once, here.
+    pub(crate) async fn add(
+        &self,
+        router: &EventRouter,
+        webhook: NewWebhook,
+    ) -> Result<(WebhookSummary, String), RuntimeError> {
+        let id = format!("wh_{}", uuid::Uuid::now_v7().simple());
+        self.put(router, id, webhook, false).await
+    }
+
+    pub(crate) fn list(&self) -> Vec<WebhookSummary> {
+        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        by_id.values().map(|webhook| webhook.summary.clone()).collect()
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Webhook>> {
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    /// Removes one that was added, with the deliveries on their way to it.
+    pub(crate) async fn remove(&self, router: &EventRouter, id: &str) -> Result<(), RuntimeError> {
+        let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
+        let webhook = self.get(id).ok_or_else(not_found)?;
+        if webhook.summary.is_configured {
+            let message = format!("webhook {id} is in skep.toml; remove it there and start the host again");
+            return Err(RuntimeError::InvalidWebhook { message });
+        }
+        router.remove_webhook(id);
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        match self.store.delete_webhook(id).await? {
+            true => Ok(()),
+            false => Err(not_found()),
+        }
+    }
+
+    /// Sends nothing to it any more.
+    pub(crate) async fn disable(
+        &self,
+        router: &EventRouter,
+        webhook: &Webhook,
+        why: &str,
+    ) -> Result<(), RuntimeError> {
+        let disabled = Some(why.to_owned());
+        let summary = WebhookSummary { disabled, ..webhook.summary.clone() };
+        let row = row(&summary, &webhook.secret);
+        self.store.put_webhook(&row).await?;
+        self.enter(router, row)
+    }
+
+    async fn put(
+        &self,
+        router: &EventRouter,
+        id: String,
+        webhook: NewWebhook,
+        is_configured: bool,
+    ) -> Result<(WebhookSummary, String), RuntimeError> {
+        let NewWebhook { url, topics, secret } = webhook;
+        let invalid = |message: String| RuntimeError::InvalidWebhook { message };
+        check_webhook_url(&url).map_err(|error| invalid(error.to_string()))?;
+        if topics.is_empty() || topics.len() > MAX_TOPICS {
+            let count = topics.len();
+            return Err(invalid(format!("a webhook has 1 to {MAX_TOPICS} topics, not {count}; * is all")));
+        }
+        let secret = match secret {
+            Some(secret) => WebhookSecret::parse(&secret).map_err(invalid)?,
+            None => {
+                let bytes = rand::rng().random::<[u8; 32]>().to_vec();
+                WebhookSecret::new(bytes).expect("32 bytes are enough")
+            }
+        };
+        router.check_room(None, 1)?;
+        let summary = WebhookSummary {
+            id,
+            url,
+            topics,
+            is_configured,
+            created_at_ms: self.clock.now_ms(),
+            disabled: None,
+        };
+        let row = row(&summary, &secret);
+        self.store.put_webhook(&row).await?;
+        self.enter(router, row)?;
+        Ok((summary, secret.reveal()))
+    }
+
+    fn enter(&self, router: &EventRouter, row: WebhookRow) -> Result<(), RuntimeError> {
+        let unreadable = |why: String| RuntimeError::Internal {
+            message: format!("webhook {} is unreadable: {why}", row.id),
+        };
+        let topics = row.topics.lines().map(TopicPattern::new).collect::<Result<Vec<_>, _>>();
+        let topics = topics.map_err(unreadable)?;
+        let secret = WebhookSecret::parse(&row.secret).map_err(unreadable)?;
+        match row.disabled {
+            None => router.set_webhook(&row.id, topics.clone()),
+            Some(_) => router.remove_webhook(&row.id),
+        }
+        let summary = WebhookSummary {
+            id: row.id.clone(),
+            url: row.url,
+            topics,
+            is_configured: row.configured,
+            created_at_ms: row.created_at_ms,
+            disabled: row.disabled,
+        };
+        let webhook = Arc::new(Webhook { summary, secret });
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(row.id, webhook);
+        Ok(())
+    }
+}
+
+/// The same address is the same webhook, so that what is on its way to it survives a restart.
+fn configured_id(url: &str) -> String {
+    format!("wh_{}", short_hash(&[url]))
+}
+
+/// What a receiver knows a message by: the same each time that it is sent to it.
+pub(crate) fn message_id(delivery: &Delivery) -> String {
+    let Target::Webhook(webhook) = &delivery.target else { return delivery.event_id.clone() };
+    format!("msg_{}", short_hash(&[&delivery.source, &delivery.event_id, &delivery.topic, webhook]))
+}
+
+/// What is sent.
+pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
+    let data = delivery.data.as_deref().map(serde_json::from_slice::<Value>).transpose();
+    let data = data.map_err(|error| format!("the data of the event is unreadable: {error}"))?;
+    let at = jiff::Timestamp::from_millisecond(delivery.at_ms.cast_signed()).unwrap_or_default();
+    let message = json!({
+        "type": delivery.topic,
+        "timestamp": at.to_string(),
+        "id": delivery.event_id,
+        "source": delivery.source,
+        "data": data,
+    });
+    Ok(message.to_string().into_bytes())
+}
+
+fn row(summary: &WebhookSummary, secret: &WebhookSecret) -> WebhookRow {
+    let WebhookSummary { id, url, topics, is_configured, created_at_ms, disabled } = summary.clone();
+    let topics: Vec<&str> = topics.iter().map(TopicPattern::as_str).collect();
+    WebhookRow {
+        id,
+        url,
+        topics: topics.join("\n"),
+        secret: secret.reveal(),
+        configured: is_configured,
+        created_at_ms,
+        disabled,
+    }
+}
+
+fn short_hash(parts: &[&str]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl DeadLetter {
+    pub(crate) fn of(delivery: Delivery) -> Self {
+        let Delivery { key, target, event_id, topic, at_ms, attempt, error, .. } = delivery;
+        let to = match target {
+            Target::Session { agent, session } => {
+                DeadLetterTarget::Session { agent, session: Some(session).filter(|id| !id.is_empty()) }
+            }
+            Target::Webhook(id) => DeadLetterTarget::Webhook(id),
+        };
+        DeadLetter {
+            id: key.0,
+            event_id,
+            topic,
+            at_ms,
+            to,
+            attempts: attempt,
+            error: error.unwrap_or_default(),
+        }
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for NewWebhook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewWebhook")
+            .field("url", &self.url)
+            .field("topics", &self.topics)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Webhooks against a real receiver, which checks signatures and answers as the test wants.
+
+use super::{
+    fixture::{Host, until},
+    receiver::Receiver,
+    waker::waker,
+};
+use crate::{Clock, DeadLetterTarget, Event, NewWebhook, RuntimeOptions, TopicPattern};
+use serde_json::json;
+use skep_outbound::AddressPolicy;
+
+/// The clock, and a host that may reach `receiver`.
+async fn start(receiver: &Receiver) -> (Host, Clock) {
+    let clock = Clock::at(1_800_000_000_000);
+    (Host::with(options(receiver, &clock)).await, clock)
+}
+
+fn options(receiver: &Receiver, clock: &Clock) -> RuntimeOptions {
+    let addresses = AddressPolicy { allow_private: vec![receiver.address().parse().expect("an address")] };
+    let outbound = skep_outbound::Options { addresses, ..skep_outbound::Options::default() };
+    RuntimeOptions { clock: clock.clone(), outbound, ..RuntimeOptions::default() }
+}
+
+fn to(url: String, topic: &str) -> NewWebhook {
+    NewWebhook { url, topics: vec![TopicPattern::new(topic).expect("a pattern")], secret: None }
+}
+
+async fn publish(host: &Host, id: &str) {
+    let event = Event {
+        id: Some(id.into()),
+        source: "shop".into(),
+        topic: "order.paid".into(),
+        data: Some(json!({"order_id": "o-7"})),
+        at_ms: Some(1_700_000_000_000),
+        principal: "tester".into(),
+    };
+    host.agents.publish(event).await.expect("taken");
+}
+
+#[tokio::test]
+async fn an_event_is_sent_signed_until_the_receiver_takes_it() {
+    let receiver = Receiver::answering(["503\r\nretry-after: 60", "302\r\nlocation: /", "204"]).await;
+    let (host, clock) = start(&receiver).await;
+    let (_, secret) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
+    publish(&host, "1").await;
+    receiver.received(1).await;
+    until(async || {
+        clock.advance(1_000);
+        (receiver.count() == 2).then_some(())
+    })
+    .await;
+    assert!(clock.now_ms() >= 1_800_000_060_000, "it was asked to wait a minute");
+    until(async || {
+        clock.advance(10_000);
+        (receiver.count() == 3).then_some(())
+    })
+    .await;
+    let messages = receiver.received(3).await;
+    for message in &messages {
+        message.verify(&secret);
+        assert_eq!(message.header("webhook-id"), messages[0].header("webhook-id"));
+    }
+    assert_eq!(
+        messages[2].json(),
+        json!({
+            "type": "order.paid", "timestamp": "2023-11-14T22:13:20Z", "id": "1", "source": "shop",
+            "data": {"order_id": "o-7"},
+        })
+    );
+    until(async || (host.agents.events(None, 1).await.expect("listed")[0].pending == 0).then_some(())).await;
+    assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
+}
+
+#[tokio::test]
+async fn what_is_never_taken_is_a_dead_letter_that_can_be_delivered_again() {
+    let receiver = Receiver::answering(["500"; 10]).await;
+    let (host, clock) = start(&receiver).await;
+    let (webhook, _) = host.agents.add_webhook(to(receiver.url(), "order.paid")).await.expect("added");
+    publish(&host, "1").await;
+    let dead = until(async || {
+        clock.advance(4_000_000);
+        host.agents.dead_letters(None, 10).await.expect("listed").pop()
+    })
+    .await;
+    assert_eq!((dead.attempts, dead.to), (10, DeadLetterTarget::Webhook(webhook.id)));
+    assert!(dead.error.contains("HTTP 500"), "{}", dead.error);
+    assert_eq!(receiver.count(), 10);
+    host.agents.redeliver(dead.id).await.expect("it is there");
+    // The receiver answers 200 when it has nothing else to say.
+    receiver.received(11).await;
+    until(async || host.agents.dead_letters(None, 10).await.expect("listed").is_empty().then_some(())).await;
+    let gone = host.agents.redeliver(dead.id).await.expect_err("it was delivered");
+    assert_eq!(gone.code(), "dead_letter_not_found");
+}
+
+#[tokio::test]
+async fn an_address_that_is_gone_gets_nothing_more() {
+    let receiver = Receiver::answering(["410"]).await;
+    let (host, _clock) = start(&receiver).await;
+    host.agents.add_webhook(to(receiver.url(), "*")).await.expect("added");
+    publish(&host, "1").await;
+    let why = until(async || host.agents.webhooks()[0].disabled.clone()).await;
+    assert!(why.contains("HTTP 410"), "{why}");
+    publish(&host, "2").await;
+    assert_eq!(host.agents.events(None, 1).await.expect("listed")[0].pending, 0);
+    assert_eq!(receiver.count(), 1);
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_public_is_not_connected_to() {
+    let receiver = Receiver::answering([]).await;
+    let clock = Clock::at(1_800_000_000_000);
+    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }).await;
+    host.agents.add_webhook(to(receiver.url(), "*")).await.expect("added");
+    publish(&host, "1").await;
+    let dead = until(async || {
+        clock.advance(4_000_000);
+        host.agents.dead_letters(None, 10).await.expect("listed").pop()
+    })
+    .await;
+    assert!(dead.error.contains("loopback"), "{}", dead.error);
+    assert_eq!(receiver.count(), 0);
+}
+
+#[tokio::test]
+async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_says() {
+    let receiver = Receiver::answering([]).await;
+    let (host, clock) = start(&receiver).await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    let (added, _) = host.agents.add_webhook(to(receiver.url(), "skep.turn.*")).await.expect("added");
+    let configured = to(format!("{}configured", receiver.url()), "order.*");
+    let with = RuntimeOptions { webhooks: vec![configured.clone()], ..options(&receiver, &clock) };
+    let host = host.restart_with(with).await;
+    let listed = host.agents.webhooks();
+    assert_eq!(listed.len(), 2);
+    let of_config = listed.iter().find(|webhook| webhook.is_configured).expect("it is there");
+    let refused = host.agents.remove_webhook(&of_config.id).await.expect_err("it is in the file");
+    assert!(refused.to_string().contains("skep.toml"), "{refused}");
+    host.answer("w", "s", "n").await;
+    let told = receiver.received(1).await.remove(0).json();
+    assert_eq!((&told["type"], &told["data"]["agent"]), (&json!("skep.turn.done"), &json!("w")));
+    let host = host.restart_with(options(&receiver, &clock)).await;
+    assert_eq!(host.agents.webhooks().len(), 1, "it is not in the file any more");
+    host.agents.remove_webhook(&added.id).await.expect("it is there");
+    assert_eq!(host.agents.remove_webhook(&added.id).await.expect_err("gone").code(), "webhook_not_found");
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_webhook_is_refused() {
+    let receiver = Receiver::answering([]).await;
+    let (host, _clock) = start(&receiver).await;
+    let fine = to("https://example.com/hook".into(), "*");
+    for (refused, why) in [
+        (to("example.com".into(), "*"), "cannot be requested"),
+        (NewWebhook { topics: vec![], ..fine.clone() }, "1 to 32 topics"),
+        (NewWebhook { topics: vec![fine.topics[0].clone(); 33], ..fine.clone() }, "1 to 32 topics"),
+        (NewWebhook { secret: Some("short".into()), ..fine.clone() }, "24 to 64 bytes"),
+    ] {
+        let error = host.agents.add_webhook(refused).await.expect_err(why);
+        assert!(error.code() == "invalid_webhook" && error.to_string().contains(why), "{error}");
+    }
+}

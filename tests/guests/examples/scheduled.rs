@@ -1,0 +1,42 @@
+//! Sets alarms and emits events as it is told, and counts in its state what it took, by name. A message `set N` sets N
+//! alarms, `emit N` emits N events for this session; the reply's data is what was taken, and how often.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use skep_sdk::serde_json::json;
+use skep_sdk::{AgentError, Alarm, Context, Event, Message, Reply, agent};
+
+/// Counts its alarms and events.
+#[agent(on_alarm = ring, on_event = take)]
+async fn scheduled(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let (command, count) = message.text.split_once(' ').unwrap_or((&message.text, "0"));
+    let count: u64 = count.parse().map_err(|_| AgentError::InvalidMessage("N is a number".into()))?;
+    for number in 0..count {
+        match command {
+            "set" => cx.schedule().after(
+                &format!("alarm {number}"),
+                Duration::from_millis(1_000 + 20 * number),
+                &number,
+            )?,
+            _ => cx.emit("counted.emitted", &json!({"session": cx.session(), "number": number}))?,
+        }
+    }
+    let taken: BTreeMap<String, u32> = cx.state().get_or_default("taken")?;
+    Reply::json("", &taken)
+}
+
+async fn ring(cx: &mut Context, alarm: Alarm) -> Result<(), AgentError> {
+    count(cx, alarm.name)
+}
+
+async fn take(cx: &mut Context, event: Event) -> Result<(), AgentError> {
+    let data: BTreeMap<String, skep_sdk::serde_json::Value> = event.json()?;
+    count(cx, format!("{} {}", event.topic, data["number"]))
+}
+
+fn count(cx: &Context, what: String) -> Result<(), AgentError> {
+    let mut taken: BTreeMap<String, u32> = cx.state().get_or_default("taken")?;
+    *taken.entry(what).or_default() += 1;
+    Ok(cx.state().set("taken", &taken)?)
+}
