@@ -15,23 +15,23 @@ pub mod bindings {
 }
 
 mod http;
+mod schedule;
 
 use std::rc::Rc;
 use std::sync::Once;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-use self::bindings::skep::agent::{events, inference as wit, log, schedule, state, timer, tools, types};
+use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, types};
 use crate::context::TurnInfo;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
     Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, Event,
     FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest,
-    HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, ScheduleError, ScheduleTiming,
-    Scheduled, StateError, Timing, ToolCall, ToolChoice, ToolHints, Usage,
+    HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, ScheduleError, Scheduled, StateError,
+    Timing, ToolCall, ToolChoice, ToolHints, Usage,
 };
 
 pub use self::bindings::export_agent as export;
@@ -203,22 +203,7 @@ impl Host for Bindings {
         when: &When<'_>,
         options: ScheduleOptions,
     ) -> Result<(), ScheduleError> {
-        let ScheduleOptions { data, tries } = options;
-        let options = schedule::Options { data: data.map(|data| data.to_string()), tries };
-        let set = match when {
-            When::After(delay) => schedule::after(name, milliseconds(*delay), &options),
-            When::At(time_ms) => schedule::at(name, *time_ms, &options),
-            When::Every(interval) => schedule::every(name, milliseconds(*interval), &options),
-            When::Cron { expression, time_zone } => {
-                let (expression, time_zone) = ((*expression).to_owned(), (*time_zone).to_owned());
-                schedule::cron(name, &schedule::Calendar { expression, time_zone }, &options)
-            }
-        };
-        set.map_err(|error| match error {
-            schedule::ScheduleError::InvalidArgument(what) => ScheduleError::InvalidArgument(what),
-            schedule::ScheduleError::QuotaExceeded(why) => ScheduleError::QuotaExceeded(why),
-            schedule::ScheduleError::Denied(why) => ScheduleError::Denied(why),
-        })
+        schedule::set(name, when, options)
     }
 
     fn schedule_cancel(&self, name: &str) -> bool {
@@ -226,17 +211,11 @@ impl Host for Bindings {
     }
 
     fn schedule_list(&self) -> Vec<Scheduled> {
-        schedule::list().into_iter().map(scheduled_from).collect()
+        schedule::list()
     }
 
     fn emit(&self, topic: &str, data: Option<Value>) -> Result<(), EmitError> {
-        let data = data.map(|data| data.to_string());
-        events::emit(topic, data.as_deref()).map_err(|error| match error {
-            events::EmitError::InvalidArgument(what) => EmitError::InvalidArgument(what),
-            events::EmitError::Denied(why) => EmitError::Denied(why),
-            events::EmitError::QuotaExceeded(why) => EmitError::QuotaExceeded(why),
-            events::EmitError::TooManyHops(limit) => EmitError::TooManyHops { limit },
-        })
+        schedule::emit(topic, data)
     }
 
     fn log(&self, level: Level, message: &str) {
@@ -489,24 +468,6 @@ fn usage_from(usage: types::Usage) -> Usage {
         cached_tokens: usage.cached_tokens,
         completion_tokens: usage.completion_tokens,
     }
-}
-
-/// The host bounds it, so that what does not fit is refused as too long.
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn scheduled_from(entry: schedule::Entry) -> Scheduled {
-    let schedule::Entry { id, name, timing, data, due_at_ms, failed } = entry;
-    let timing = match timing {
-        schedule::Timing::At(time_ms) => ScheduleTiming::At(time_ms),
-        schedule::Timing::Every(interval_ms) => ScheduleTiming::Every(Duration::from_millis(interval_ms)),
-        schedule::Timing::Cron(schedule::Calendar { expression, time_zone }) => {
-            ScheduleTiming::Cron { expression, time_zone }
-        }
-    };
-    let data = data.and_then(|data| serde_json::from_str(&data).ok());
-    Scheduled { id, name, timing, data, due_at_ms, failed }
 }
 
 fn state_error_from(error: state::StateError) -> StateError {

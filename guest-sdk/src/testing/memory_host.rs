@@ -10,26 +10,24 @@ use std::task::Poll;
 
 use serde_json::Value;
 
-use super::compaction;
 use super::harness::ToolCallRecord;
+use super::memory_conversation::MemoryConversation;
 use super::model::Step;
 use super::schedule::{self, Emitted};
 use super::validate::validate;
 use super::web::ScriptedWeb;
-use crate::host::{Host, HostConversation, HostStream, Level, Task};
+use crate::host::{Host, HostConversation, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
-    CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, FetchRequest, Finish, GenerateOptions,
-    Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, Output,
-    ScheduleError, Scheduled, StateError, Timing, ToolCall, ToolChoice, ToolDefinition, Usage,
+    EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError,
+    HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing, ToolCall,
+    ToolChoice, ToolDefinition, Usage,
 };
 
 /// The interface's bound for keys, in bytes.
 const MAX_KEY_BYTES: usize = 256;
 /// The host's bound for values, in bytes.
 const MAX_VALUE_BYTES: usize = 256 << 10;
-/// Messages that a compaction keeps unless it is told otherwise.
-const KEEP_RECENT: u32 = 8;
 const MODEL: &str = "scripted";
 
 /// What a session keeps between turns.
@@ -100,7 +98,7 @@ impl World {
         InferenceError::Internal(fault)
     }
 
-    fn generate(
+    pub(super) fn generate(
         &mut self,
         prompt: Vec<Entry>,
         options: &GenerateOptions,
@@ -194,7 +192,7 @@ impl World {
         }
     }
 
-    fn answer(
+    pub(super) fn answer(
         &mut self,
         conversation: &str,
         call_id: &str,
@@ -222,13 +220,13 @@ impl World {
         Ok(())
     }
 
-    fn entries(&mut self, conversation: &str) -> &mut Vec<Entry> {
+    pub(super) fn entries(&mut self, conversation: &str) -> &mut Vec<Entry> {
         self.saved.conversations.entry(conversation.to_owned()).or_default()
     }
 }
 
 /// The calls of the last assistant message that have no result yet.
-fn unanswered(entries: &[Entry]) -> impl Iterator<Item = &ToolCall> {
+pub(super) fn unanswered(entries: &[Entry]) -> impl Iterator<Item = &ToolCall> {
     let last = entries.iter().rposition(|entry| matches!(entry, Entry::Assistant { .. }));
     let (calls, after): (&[ToolCall], &[Entry]) = match last.map(|at| (&entries[at], &entries[at + 1..])) {
         Some((Entry::Assistant { tool_calls, .. }, after)) => (tool_calls, after),
@@ -422,128 +420,5 @@ fn check_model(model: Option<&str>) -> Result<(), InferenceError> {
     match model {
         None | Some(MODEL) => Ok(()),
         Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; there is: {MODEL}"))),
-    }
-}
-
-struct MemoryConversation {
-    world: Rc<RefCell<World>>,
-    name: String,
-}
-
-impl HostConversation for MemoryConversation {
-    fn set_system(&self, text: &str) -> Result<(), InferenceError> {
-        let mut world = self.world.borrow_mut();
-        let entries = world.entries(&self.name);
-        let system = Entry::System(text.to_owned());
-        match entries.first_mut() {
-            Some(first @ Entry::System(_)) => *first = system,
-            _ => entries.insert(0, system),
-        }
-        Ok(())
-    }
-
-    fn append_user(&self, text: &str) -> Result<(), InferenceError> {
-        self.world.borrow_mut().entries(&self.name).push(Entry::User(text.to_owned()));
-        Ok(())
-    }
-
-    fn append_tool_result(
-        &self,
-        call_id: &str,
-        outcome: &Result<Value, String>,
-    ) -> Result<(), InferenceError> {
-        self.world.borrow_mut().answer(&self.name, call_id, outcome)
-    }
-
-    fn messages(&self) -> Vec<Entry> {
-        self.world.borrow_mut().entries(&self.name).clone()
-    }
-
-    fn messages_page(&self, skip: u32, limit: u32) -> Vec<Entry> {
-        let mut world = self.world.borrow_mut();
-        world.entries(&self.name).iter().skip(skip as usize).take(limit as usize).cloned().collect()
-    }
-
-    /// A script has no context that could be full.
-    fn set_compaction(&self, _policy: &CompactionPolicy) {}
-
-    fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>> {
-        Box::pin(async move {
-            let mut world = self.world.borrow_mut();
-            let entries = world.entries(&self.name).clone();
-            let keep = options.keep_recent.unwrap_or(KEEP_RECENT) as usize;
-            let Some(at) = compaction::cut(&entries, keep) else {
-                return Ok(Compaction { dropped: 0, summary: String::new() });
-            };
-            let summary = match options.summary {
-                Some(summary) => summary,
-                None => world.generate(entries[..at].to_vec(), &GenerateOptions::default())?.text,
-            };
-            *world.entries(&self.name) = compaction::compacted(&entries, at, &summary);
-            let system = entries.iter().take_while(|entry| matches!(entry, Entry::System(_))).count();
-            Ok(Compaction { dropped: (at - system) as u32, summary })
-        })
-    }
-
-    fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>> {
-        Box::pin(async move {
-            let mut world = self.world.borrow_mut();
-            let prompt = world.entries(&self.name).clone();
-            if let Some(call) = unanswered(&prompt).next() {
-                let why = format!("the call `{}` of `{}` has no result yet", call.id, call.name);
-                return Err(InferenceError::InvalidArgument(why));
-            }
-            let generation = world.generate(prompt, &options)?;
-            world.entries(&self.name).push(Entry::Assistant {
-                text: generation.text.clone(),
-                tool_calls: generation.tool_calls.clone(),
-            });
-            Ok(generation)
-        })
-    }
-
-    fn stream(&self, options: GenerateOptions) -> Task<'_, Result<Box<dyn HostStream>, InferenceError>> {
-        Box::pin(async move {
-            let generation = self.generate(options).await?;
-            let pieces = generation.text.split_inclusive(' ').map(str::to_owned).collect();
-            Ok(Box::new(MemoryStream { pieces, generation, ended: false }) as Box<dyn HostStream>)
-        })
-    }
-
-    fn fork(&self, name: &str) -> Result<Rc<dyn HostConversation>, InferenceError> {
-        let mut world = self.world.borrow_mut();
-        let entries = world.entries(&self.name).clone();
-        if !world.entries(name).is_empty() {
-            return Err(InferenceError::InvalidArgument(format!("there is a conversation `{name}` already")));
-        }
-        *world.entries(name) = entries;
-        Ok(Rc::new(MemoryConversation { world: self.world.clone(), name: name.to_owned() }))
-    }
-
-    fn clear(&self) {
-        self.world.borrow_mut().entries(&self.name).clear();
-    }
-
-    fn usage(&self) -> Usage {
-        Usage::default()
-    }
-}
-
-struct MemoryStream {
-    pieces: VecDeque<String>,
-    generation: Generation,
-    ended: bool,
-}
-
-impl HostStream for MemoryStream {
-    fn next(&mut self) -> Task<'_, Option<String>> {
-        assert!(!self.ended, "a stream is not read after its end, which traps in a component");
-        let piece = self.pieces.pop_front();
-        self.ended = piece.is_none();
-        Box::pin(async { piece })
-    }
-
-    fn finish(self: Box<Self>) -> Task<'static, Result<Generation, InferenceError>> {
-        Box::pin(async move { Ok(self.generation) })
     }
 }

@@ -29,7 +29,9 @@ mod harness;
 mod model;
 mod web;
 
+mod memory_conversation;
 mod memory_host;
+mod memory_stream;
 mod schedule;
 mod validate;
 
