@@ -74,7 +74,7 @@ fn sources() -> Vec<PathBuf> {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                if path.file_name().is_none_or(|name| name != "target") {
+                if !["target", "node_modules", ".venv"].iter().any(|made| path.ends_with(made)) {
                     folders.push(path);
                 }
             } else if path.extension().is_some_and(|extension| extension == "rs") {

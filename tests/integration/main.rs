@@ -26,6 +26,8 @@ mod durability;
 mod hostile;
 /// Cheap rules of the house.
 mod house;
+/// Agents that are not written in Rust.
+mod languages;
 /// More requests than there is room for, and clients that go away.
 mod load;
 /// Agents as tools of an MCP server.

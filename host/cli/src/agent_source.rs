@@ -1,6 +1,6 @@
 //! What a person names when an agent is to be deployed: a folder with its source, or a finished `.wasm` file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -80,6 +80,16 @@ impl AgentSource {
     }
 }
 
+/// Where the build command of the manifest in `dir` leaves its component, if it has such a command.
+pub fn built_component(dir: &Path) -> Result<Option<PathBuf>> {
+    let path = dir.join("agent.toml");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let (manifest, _) = read_manifest(&path)?;
+    Ok(manifest.build.and(manifest.component).map(|component| dir.join(component)))
+}
+
 fn read_manifest(path: &Path) -> Result<(Manifest, String)> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -140,6 +150,8 @@ mod tests {
         std::fs::write(dir.path().join("agent.toml"), manifest).expect("file");
         let source = AgentSource::load(dir.path(), None, &Silent).expect("built");
         assert_eq!(source.component, COMPONENT);
+        let path = built_component(dir.path()).expect("readable").expect("it has a command");
+        assert_eq!(std::fs::read(path).expect("it is there"), COMPONENT);
         let failing = manifest.replace("cp made", "cp unmade");
         std::fs::write(dir.path().join("agent.toml"), failing).expect("file");
         let error = AgentSource::load(dir.path(), None, &Silent).err().expect("cp fails").to_string();

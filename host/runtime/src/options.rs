@@ -57,7 +57,8 @@ impl Default for RuntimeOptions {
             mailbox: 64,
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,
-            compile_timeout: Duration::from_secs(60),
+            // A component of 20 MB with an interpreter in it takes half a minute of two processors.
+            compile_timeout: Duration::from_secs(300),
             artifact_dir: None,
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,

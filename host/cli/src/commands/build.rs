@@ -1,26 +1,29 @@
 //! `skep build`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::json;
 
 use super::out;
+use crate::agent_source::{self, AgentSource};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Build an agent's crate to a WebAssembly component
+/// Build an agent to a WebAssembly component
 ///
 /// Prepares a Rust toolchain for WebAssembly the first time. The component is written to target/skep/NAME.wasm of the
-/// crate's workspace.
+/// crate's workspace. If the folder's agent.toml has a [build] command, that is run, and the component is where it says.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep build                     the crate in this folder
   skep build examples/hello
+  skep build examples/py-diary   an agent with a [build] command, here one in Python
   skep build --example spin tests/guests")]
 pub struct Args {
-    /// Folder of the crate
+    /// Folder of the crate, or of an agent with a [build] command
     #[arg(default_value = ".")]
     dir: PathBuf,
     /// Build this example of the crate instead of its library
@@ -32,12 +35,21 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if args.example.is_none()
+        && let Some(path) = agent_source::built_component(&args.dir)?
+    {
+        let started = Instant::now();
+        let source = AgentSource::load(&args.dir, None, &Terminal)?;
+        return told(args, &path, source.component.len(), started.elapsed().as_secs_f64());
+    }
     let target = args.example.clone().map_or(GuestTarget::Library, GuestTarget::Example);
     let built = guest_build::build(&BuildRequest { dir: args.dir.clone(), target }, &Terminal)?;
+    told(args, &built.path, built.component.len(), built.seconds)
+}
+
+fn told(args: &Args, path: &Path, bytes: usize, seconds: f64) -> Result<()> {
     if args.json {
-        return out::json(
-            &json!({"path": built.path, "bytes": built.component.len(), "seconds": built.seconds}),
-        );
+        return out::json(&json!({"path": path, "bytes": bytes, "seconds": seconds}));
     }
-    out::line(&built.path.display().to_string())
+    out::line(&path.display().to_string())
 }

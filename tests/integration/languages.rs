@@ -1,0 +1,39 @@
+//! The example agents in other languages: built by their own commands, deployed with what their manifests ask for, and
+//! talked to with the real model.
+
+use crate::harness::{Host, repository, shared};
+use serde_json::{Value, json};
+use skep_cli::{agent_source::AgentSource, progress::Silent};
+
+/// Builds the example and deploys it.
+async fn deploy(host: &Host, example: &str) {
+    let folder = repository().join("examples").join(example);
+    let build = move || AgentSource::load(&folder, None, &Silent);
+    let source = tokio::task::spawn_blocking(build).await.unwrap();
+    let AgentSource { manifest_toml, component, .. } = source.unwrap_or_else(|error| panic!("{error:#}"));
+    let (status, deployed) = host.deploy(&manifest_toml, component).await;
+    assert_eq!(status, 201, "{deployed}");
+}
+
+async fn turn(host: &Host, agent: &str, text: &str) -> Value {
+    let (status, answer) = host.message(agent, "ada", text).await;
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+#[tokio::test]
+async fn an_agent_in_python_infers_and_keeps_its_state() {
+    let host = shared();
+    deploy(host, "py-diary").await;
+    let first = turn(host, "py-diary", "I bought a book for 12 euros.").await;
+    assert_eq!(first["data"]["entries"][0]["euros"], 12, "{first}");
+    let second = turn(host, "py-diary", "I bought lunch for 9 euros.").await;
+    assert_eq!(second["data"]["total_euros"], 21, "{second}");
+    assert!(second["text"].as_str().unwrap().starts_with("That makes 21 euros in all"), "{second}");
+    assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{second}");
+
+    let (status, refusal) = host.message("py-diary", "ada", "Hello").await;
+    assert_eq!((status, &refusal["error"]["code"]), (422, &json!("invalid_message")), "{refusal}");
+    let (_, logs) = host.get("/v1/agents/py-diary/logs?level=info").await;
+    assert_eq!(logs["data"].as_array().unwrap().len(), 2, "{logs}");
+}
