@@ -37,3 +37,27 @@ async fn an_agent_in_python_infers_and_keeps_its_state() {
     let (_, logs) = host.get("/v1/agents/py-diary/logs?level=info").await;
     assert_eq!(logs["data"].as_array().unwrap().len(), 2, "{logs}");
 }
+
+#[tokio::test]
+async fn an_agent_in_javascript_calls_its_tool_and_keeps_its_state() {
+    // Node is not among what Skep is built with.
+    if std::process::Command::new("npm").arg("--version").output().is_err() {
+        eprintln!("skipped: examples/js-thermostat is built with Node 20 or later, and there is no npm");
+        return;
+    }
+    let host = shared();
+    deploy(host, "js-thermostat").await;
+    let first = turn(host, "js-thermostat", "Set the kitchen to 21 degrees.").await;
+    assert_eq!(first["tool_calls"][0]["name"], "set_temperature", "{first}");
+    let rooms = first["data"]["rooms"].as_object().unwrap();
+    assert_eq!(rooms.len(), 1, "{first}");
+    let celsius = rooms.values().next().unwrap();
+    let expected = format!("Done. The warmest room has {celsius} degrees");
+    assert!(first["text"].as_str().unwrap().starts_with(&expected), "{first}");
+    let second = turn(host, "js-thermostat", "Set the office to 19 degrees.").await;
+    assert!(second["data"]["rooms"].as_object().unwrap().contains_key("office"), "{second}");
+    assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{second}");
+
+    let (status, refusal) = host.message("js-thermostat", "ada", "Hello").await;
+    assert_eq!((status, &refusal["error"]["code"]), (422, &json!("invalid_message")), "{refusal}");
+}

@@ -8,7 +8,6 @@ import json
 
 from componentize_py_types import Err
 from wit_world import exports
-from wit_world.exports import handler
 from wit_world.imports import inference, log, state, types
 
 ENTRIES = "entries"
@@ -27,10 +26,10 @@ EXPENSE = {
 class Handler(exports.Handler):
     """The exports of `skep:agent/handler`."""
 
-    def describe(self) -> handler.Description:
-        return handler.Description("Keeps a diary of what you spend.", tools=[])
+    def describe(self) -> types.Description:
+        return types.Description("Keeps a diary of what you spend.", tools=[])
 
-    async def on_message(self, message: handler.Message) -> handler.Reply:
+    async def on_message(self, message: types.Message) -> types.Reply:
         if not any(character.isdigit() for character in message.text):
             raise Err(types.AgentError_InvalidMessage("say what you bought and for how many euros"))
         expense = await read(message.text)
@@ -41,7 +40,7 @@ class Handler(exports.Handler):
 
         total = sum(entry["euros"] for entry in entries)
         text = await answer(expense, total)
-        return handler.Reply(text, json.dumps({"entries": entries, "total_euros": total}))
+        return types.Reply(text, json.dumps({"entries": entries, "total_euros": total}))
 
 
 async def read(text: str) -> dict:
@@ -53,7 +52,7 @@ async def read(text: str) -> dict:
             'For "I bought tea for 3 euros" reply {"what":"tea","euros":3}.'
         )
         conversation.append_user(text)
-        output = inference.OutputFormat_JsonSchema(json.dumps(EXPENSE))
+        output = types.OutputFormat_JsonSchema(json.dumps(EXPENSE))
         generation = await generate(conversation, output, visible=False)
     return json.loads(generation.text)
 
@@ -63,21 +62,21 @@ async def answer(expense: dict, total: int) -> str:
         conversation.set_system("You keep a diary of expenses. Answer in one short sentence.")
         conversation.append_user(f"I bought {expense['what']} for {expense['euros']} euros.")
         # A very small model is told how its answer begins.
-        output = inference.OutputFormat_Regex(f"That makes {total} euros in all[a-z ,]{{0,40}}\\.")
+        output = types.OutputFormat_Regex(f"That makes {total} euros in all[a-z ,]{{0,40}}\\.")
         generation = await generate(conversation, output, visible=True)
     return generation.text
 
 
 async def generate(
-    conversation: inference.Conversation, output: inference.OutputFormat, visible: bool
-) -> inference.Generation:
-    greedy = inference.Sampling(0.0, None, None, None, None, None, None, None)
-    options = inference.GenerateOptions(
+    conversation: inference.Conversation, output: types.OutputFormat, visible: bool
+) -> types.Generation:
+    greedy = types.Sampling(0.0, None, None, None, None, None, None, None)
+    options = types.GenerateOptions(
         sampling=greedy,
         max_tokens=60,
         stop=[],
         tools=[],
-        tool_choice=inference.ToolChoice_None_(),
+        tool_choice=types.ToolChoice_None_(),
         output=output,
         visible=visible,
     )

@@ -1,10 +1,10 @@
 //! What the host calls of a component: the exports of an agent, or the one of a plain WASI command.
 //!
-//! A component that exports `skep:agent/handler` is an agent; its other handlers are optional. One that exports only
+//! A component that exports `skep:agent/handler`, or `handler-sync`, is an agent; its other handlers are optional. One that exports only
 //! `wasi:cli/run` is a command: a message is its standard input, and what it prints is the reply.
 
 use crate::{
-    bindings::{alarm_handler, event_handler, handler, tool_handler, types},
+    bindings::{alarm_handler, event_handler, handler, handler_sync, tool_handler, types},
     capability::TurnContext,
 };
 use wasmtime::{
@@ -13,6 +13,7 @@ use wasmtime::{
 };
 
 const HANDLER: &str = "skep:agent/handler@0.1.0";
+const HANDLER_SYNC: &str = "skep:agent/handler-sync@0.1.0";
 const HANDLER_FUNCTIONS: [&str; 2] = ["describe", "on-message"];
 /// Any later 0.2 is found by this name too.
 const COMMAND: &str = "wasi:cli/run@0.2.0";
@@ -34,10 +35,17 @@ enum Exports {
 /// Of these, only `messages` has to be there.
 #[derive(Clone)]
 struct Handlers {
-    messages: handler::GuestIndices,
+    messages: Messages,
     alarms: Option<alarm_handler::GuestIndices>,
     events: Option<event_handler::GuestIndices>,
     tools: Option<tool_handler::GuestIndices>,
+}
+
+/// The same functions, of toolchains that know asynchronous ones and of those that do not.
+#[derive(Clone)]
+enum Messages {
+    Async(handler::GuestIndices),
+    Sync(handler_sync::GuestIndices),
 }
 
 /// An instance of an agent.
@@ -54,12 +62,15 @@ pub(crate) struct NoExport(&'static str);
 impl AgentPre {
     pub(crate) fn new(pre: InstancePre<TurnContext>) -> Result<Self, String> {
         let component = pre.component();
-        let exports = match (component.get_export_index(None, HANDLER), command(component)) {
-            (Some(handler), _) => {
-                check_handler(component, &handler)?;
-                let handlers = Handlers::find(&pre);
+        let handler = [HANDLER, HANDLER_SYNC]
+            .into_iter()
+            .find_map(|name| Some((name, component.get_export_index(None, name)?)));
+        let exports = match (handler, command(component)) {
+            (Some((name, handler)), _) => {
+                check_handler(component, name, &handler)?;
+                let handlers = Handlers::find(&pre, name);
                 Exports::Agent(
-                    handlers.map_err(|error| format!("it does not export {HANDLER} as it is: {error:#}"))?,
+                    handlers.map_err(|error| format!("it does not export {name} as it is: {error:#}"))?,
                 )
             }
             (None, Some(run)) => Exports::Command(run),
@@ -104,18 +115,22 @@ fn command(component: &Component) -> Option<ComponentExportIndex> {
     component.get_export_index(Some(&interface), "run")
 }
 
-fn check_handler(component: &Component, handler: &ComponentExportIndex) -> Result<(), String> {
+fn check_handler(component: &Component, export: &str, handler: &ComponentExportIndex) -> Result<(), String> {
     match HANDLER_FUNCTIONS.iter().find(|name| component.get_export_index(Some(handler), **name).is_none()) {
-        Some(function) => Err(format!("its export {HANDLER} lacks the function {function}")),
+        Some(function) => Err(format!("its export {export} lacks the function {function}")),
         None => Ok(()),
     }
 }
 
 impl Handlers {
-    fn find(pre: &InstancePre<TurnContext>) -> wasmtime::Result<Self> {
+    /// `messages` is the name of the handler of messages that there is.
+    fn find(pre: &InstancePre<TurnContext>, messages: &str) -> wasmtime::Result<Self> {
         let has = |name: &str| pre.component().get_export_index(None, name).is_some();
         Ok(Handlers {
-            messages: handler::GuestIndices::new(pre)?,
+            messages: match messages {
+                HANDLER_SYNC => Messages::Sync(handler_sync::GuestIndices::new(pre)?),
+                _ => Messages::Async(handler::GuestIndices::new(pre)?),
+            },
             alarms: has("skep:agent/alarm-handler@0.1.0")
                 .then(|| alarm_handler::GuestIndices::new(pre))
                 .transpose()?,
@@ -135,8 +150,12 @@ impl Agent<'_> {
         accessor: &Accessor<TurnContext>,
     ) -> wasmtime::Result<handler::Description> {
         match self.exports {
-            Exports::Agent(handlers) => {
-                let guest = accessor.with(|store| handlers.messages.load(store, &self.instance))?;
+            Exports::Agent(Handlers { messages: Messages::Async(indices), .. }) => {
+                let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+                guest.call_describe(accessor).await
+            }
+            Exports::Agent(Handlers { messages: Messages::Sync(indices), .. }) => {
+                let guest = accessor.with(|store| indices.load(store, &self.instance))?;
                 guest.call_describe(accessor).await
             }
             Exports::Command(_) => Ok(handler::Description {
@@ -152,9 +171,16 @@ impl Agent<'_> {
         accessor: &Accessor<TurnContext>,
         message: handler::Message,
     ) -> wasmtime::Result<Result<handler::Reply, types::AgentError>> {
-        let handlers = self.handlers(HANDLER)?;
-        let guest = accessor.with(|store| handlers.messages.load(store, &self.instance))?;
-        guest.call_on_message(accessor, message).await
+        match &self.handlers(HANDLER)?.messages {
+            Messages::Async(indices) => {
+                let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+                guest.call_on_message(accessor, message).await
+            }
+            Messages::Sync(indices) => {
+                let guest = accessor.with(|store| indices.load(store, &self.instance))?;
+                guest.call_on_message(accessor, message).await
+            }
+        }
     }
 
     pub(crate) async fn on_alarm(

@@ -51,16 +51,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
-        let begun = accessor.with(|mut access| {
-            let context = access.get();
-            context.charge(options.summary.as_ref().map_or(0, String::len))?;
-            let conversation = context.table.get(&conversation)?;
-            match context.turn() {
-                Ok(turn) => Ok(compaction::begin(&turn, conversation, options)?),
-                Err(error) => wasmtime::error::Ok(Err(error)),
-            }
-        })?;
-        match begun {
+        match accessor.with(|mut access| access.get().begin_compaction(&conversation, options))? {
             Ok(begun) => Ok(begun.finish().await),
             Err(error) => Ok(Err(error)),
         }
@@ -85,14 +76,8 @@ impl HostWithStore<TurnContext> for Capabilities {
         prompt: String,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        accessor.with(|mut access| access.get().charge(prompt.len()))?;
-        let turn = match accessor.with(|mut access| access.get().turn()) {
-            Ok(turn) => turn,
-            Err(error) => return Ok(Err(error)),
-        };
-        let model = model.as_deref().unwrap_or(&turn.agent.model);
-        match engine(&turn.models, Some(model)) {
-            Ok(engine) => Ok(completion::complete(turn, engine, prompt, options).await?),
+        match accessor.with(|mut access| access.get().begin_completion(model, &prompt))? {
+            Ok((turn, engine)) => Ok(completion::complete(turn, engine, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -225,7 +210,7 @@ impl TurnContext {
     }
 
     /// The outer error is for a handle that is none: the guest is broken and traps.
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         conversation: &Resource<Conversation>,
         options: GenerateOptions,
@@ -237,6 +222,31 @@ impl TurnContext {
             Ok(turn) => Ok(generation::begin(turn, conversation, options)?),
             Err(error) => Ok(Err(error)),
         }
+    }
+
+    pub(super) fn begin_compaction(
+        &mut self,
+        conversation: &Resource<Conversation>,
+        options: CompactOptions,
+    ) -> wasmtime::Result<Result<compaction::Begun, Error>> {
+        self.charge(options.summary.as_ref().map_or(0, String::len))?;
+        let conversation = self.table.get(conversation)?;
+        match self.turn() {
+            Ok(turn) => Ok(compaction::begin(&turn, conversation, options)?),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    pub(super) fn begin_completion(
+        &mut self,
+        model: Option<String>,
+        prompt: &str,
+    ) -> wasmtime::Result<Result<(Arc<Turn>, Engine), Error>> {
+        self.charge(prompt.len())?;
+        Ok(self.turn().and_then(|turn| {
+            let engine = engine(&turn.models, Some(model.as_deref().unwrap_or(&turn.agent.model)))?;
+            Ok((turn, engine))
+        }))
     }
 
     fn hand_out(

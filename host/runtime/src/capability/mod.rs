@@ -17,6 +17,7 @@ mod generation_options;
 mod generation_record;
 mod http;
 pub(crate) mod inference;
+mod inference_sync;
 pub(crate) mod log;
 pub(crate) mod schedule;
 pub(crate) mod state;
@@ -120,6 +121,7 @@ impl HasData for Capabilities {
 /// Links everything that an agent may ever import. What it may not import was refused before.
 pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Result<()> {
     bindings::inference::add_to_linker::<_, Capabilities>(linker, |context| context)?;
+    bindings::inference_sync::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::state::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::tools::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::timer::add_to_linker::<_, Capabilities>(linker, |context| context)?;

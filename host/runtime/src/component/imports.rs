@@ -6,8 +6,8 @@ use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
 /// Those of `skep:agent` that every agent may import. What they do is granted call by call.
-const OF_AGENTS: [&str; 9] =
-    ["types", "inference", "state", "tools", "http", "timer", "schedule", "events", "log"];
+const OF_AGENTS: [&str; 10] =
+    ["types", "inference", "inference-sync", "state", "tools", "http", "timer", "schedule", "events", "log"];
 
 enum Verdict {
     Allowed,

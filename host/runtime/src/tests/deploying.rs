@@ -2,7 +2,7 @@
 
 use super::{
     fixture::Host,
-    guest::{Guest, counter, echo},
+    guest::{Guest, component, counter, echo},
 };
 use crate::Manifest;
 
@@ -30,6 +30,17 @@ async fn a_component_is_described_and_answers() {
     assert_eq!((summary.description.as_str(), summary.model.as_str()), ("described", "tiny"));
     assert_eq!(summary.digest.len(), 64);
     assert_eq!(host.agents.agents(), [summary]);
+    assert_eq!(host.answer("echo", "s", "hello").await, "hello");
+}
+
+#[tokio::test]
+async fn an_agent_without_asynchronous_functions_is_described_and_answers() {
+    let host = Host::start().await;
+    let text = echo().text().replace("skep:agent/handler@", "skep:agent/handler-sync@");
+    let bytes = component(&text, &[], "include skep:agent/agent-sync@0.1.0;");
+    let manifest = Manifest::from_toml("name = \"echo\"").expect("valid");
+    let summary = host.agents.deploy(manifest, bytes, "tester").await.expect("it has the same functions");
+    assert_eq!(summary.description, "described");
     assert_eq!(host.answer("echo", "s", "hello").await, "hello");
 }
 

@@ -60,7 +60,7 @@ impl Guest {
 
     /// Where things lie: 64 the description, 128 the reply, 256 to 511 scratch of the frame, 512 on the guest's own,
     /// from 8192 what the host passes in.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let Guest { module, describe, on_message, pages, .. } = self;
         let pages = (*pages).max(1);
         format!(

@@ -1,0 +1,129 @@
+//! `skep:agent/inference-sync`: inference for toolchains that do not bind asynchronous functions.
+//!
+//! Nothing is done here: every call is that of `inference`, and the guest stands still until it is answered.
+
+use super::{TurnContext, completion, inference::Conversation};
+use crate::bindings::{
+    inference,
+    inference_sync::{Host, HostConversation},
+    types::{
+        CompactOptions, Compaction, CompactionPolicy, Entry, Error, GenerateOptions, Generation, ModelInfo,
+        ToolResult, Usage,
+    },
+};
+use wasmtime::component::Resource;
+
+impl Host for TurnContext {
+    async fn complete(
+        &mut self,
+        model: Option<String>,
+        prompt: String,
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Generation, Error>> {
+        match self.begin_completion(model, &prompt)? {
+            Ok((turn, engine)) => Ok(completion::complete(turn, engine, prompt, options).await?),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
+        inference::Host::models(self)
+    }
+}
+
+impl HostConversation for TurnContext {
+    fn open(
+        &mut self,
+        name: String,
+        model: Option<String>,
+    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        inference::HostConversation::open(self, name, model)
+    }
+
+    fn set_system(
+        &mut self,
+        conversation: Resource<Conversation>,
+        text: String,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        inference::HostConversation::set_system(self, conversation, text)
+    }
+
+    fn append_user(
+        &mut self,
+        conversation: Resource<Conversation>,
+        text: String,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        inference::HostConversation::append_user(self, conversation, text)
+    }
+
+    fn append_tool_result(
+        &mut self,
+        conversation: Resource<Conversation>,
+        result: ToolResult,
+    ) -> wasmtime::Result<Result<(), Error>> {
+        inference::HostConversation::append_tool_result(self, conversation, result)
+    }
+
+    fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
+        inference::HostConversation::messages(self, conversation)
+    }
+
+    fn messages_page(
+        &mut self,
+        conversation: Resource<Conversation>,
+        skip: u32,
+        limit: u32,
+    ) -> wasmtime::Result<Vec<Entry>> {
+        inference::HostConversation::messages_page(self, conversation, skip, limit)
+    }
+
+    fn set_compaction(
+        &mut self,
+        conversation: Resource<Conversation>,
+        policy: CompactionPolicy,
+    ) -> wasmtime::Result<()> {
+        inference::HostConversation::set_compaction(self, conversation, policy)
+    }
+
+    async fn compact(
+        &mut self,
+        conversation: Resource<Conversation>,
+        options: CompactOptions,
+    ) -> wasmtime::Result<Result<Compaction, Error>> {
+        match self.begin_compaction(&conversation, options)? {
+            Ok(begun) => Ok(begun.finish().await),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn generate(
+        &mut self,
+        conversation: Resource<Conversation>,
+        options: GenerateOptions,
+    ) -> wasmtime::Result<Result<Generation, Error>> {
+        match self.begin(&conversation, options)? {
+            Ok(begun) => Ok(begun.finish(None).await?),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn fork(
+        &mut self,
+        conversation: Resource<Conversation>,
+        name: String,
+    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+        inference::HostConversation::fork(self, conversation, name)
+    }
+
+    fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+        inference::HostConversation::clear(self, conversation)
+    }
+
+    fn usage(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Usage> {
+        inference::HostConversation::usage(self, conversation)
+    }
+
+    fn drop(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+        inference::HostConversation::drop(self, conversation)
+    }
+}
