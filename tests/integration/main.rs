@@ -48,3 +48,5 @@ mod schedules;
 mod sharding;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
+/// Agents that reach out, and the secrets that they send.
+mod web;

@@ -1,0 +1,19 @@
+//! Requests what it is told: `METHOD URL`, and with a secret's name behind them the secret as a bearer token. It replies with
+//! the status and the body, or with what went wrong.
+
+use skep_sdk::{AgentError, Context, Message, Reply, agent};
+
+/// Makes requests.
+#[agent]
+async fn web(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let mut words = message.text.split(' ');
+    let (method, url) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let mut request = cx.http().request(method, url);
+    if let Some(name) = words.next() {
+        request = request.bearer(cx.secret(name)?);
+    }
+    Ok(match request.send().await {
+        Ok(response) => Reply::text(format!("{} {}", response.status, response.text()?)),
+        Err(error) => Reply::text(error.to_string()),
+    })
+}
