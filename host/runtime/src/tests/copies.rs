@@ -5,7 +5,7 @@ use super::{
     guest::{counter, spinner},
     inference::chatter,
 };
-use crate::{Invocation, PortableSession, RuntimeOptions};
+use crate::{Invocation, PortableSession, RuntimeOptions, Tenant};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -145,7 +145,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
         assert_eq!(error.code(), code, "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
-    assert!(host.agents.sessions("chat", None, 10).await.expect("known").is_empty());
+    assert!(host.agents.sessions(&Tenant::local(), "chat", None, 10).await.expect("known").is_empty());
     host.agents.import_session("chat", right, false).await.expect("it was right");
 }
 
@@ -204,7 +204,7 @@ async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn() {
         host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("goes well");
         let mut left = Vec::new();
         for agent in ["short", "long"] {
-            let sessions = host.agents.sessions(agent, None, 10).await.expect("known");
+            let sessions = host.agents.sessions(&Tenant::local(), agent, None, 10).await.expect("known");
             left.extend(sessions.into_iter().map(|session| format!("{agent}/{}", session.id)));
         }
         left
