@@ -71,6 +71,13 @@ impl fmt::Display for SessionId {
     }
 }
 
+impl SessionId {
+    /// One without a tenant, as clients and manifests name it.
+    pub(crate) fn plain(id: &str) -> Result<Self, RuntimeError> {
+        if id.contains('/') { Err(invalid_session(id)) } else { Self::new(id) }
+    }
+}
+
 pub(crate) fn invalid_session(id: &str) -> RuntimeError {
     invalid("session id", id, SESSION_ID_RULE)
 }

@@ -69,7 +69,8 @@ async fn a_fork_is_of_the_committed_past_and_never_over_a_session_that_is_there(
         ("s", "other", "session_exists"),
         ("s", "s", "session_exists"),
         ("nobody", "new", "session_not_found"),
-        ("s", "a/b", "invalid_name"),
+        ("s", "a b", "invalid_name"),
+        ("s", "rival/copy", "session_not_found"),
     ] {
         let error = host.agents.fork_session("spin", from, to).await.expect_err(to);
         assert_eq!(error.code(), code, "{from} to {to}: {error}");
@@ -122,7 +123,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
     host.agents.delete_session("chat", "s").await.expect("it is there");
     type Change = fn(&mut PortableSession);
     let wrong: [(Change, &str, &str); 7] = [
-        (|s| s.summary.id = "a/b".into(), "invalid_name", "session id"),
+        (|s| s.summary.id = "a/b/c".into(), "invalid_name", "session id"),
         (|s| s.summary.turns = 0, "invalid_session", "turns is 0"),
         (
             |s| s.conversations[0].model = "nobody".into(),
