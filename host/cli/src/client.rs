@@ -4,6 +4,7 @@ mod ai;
 mod approvals;
 mod chat;
 mod events;
+mod keys;
 mod logs;
 mod outbox;
 mod secrets;
@@ -21,6 +22,7 @@ pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, Queued
 pub use approvals::Approval;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 pub use events::TurnStream;
+pub use keys::{Key, NewKey};
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{Message, MessagePage, Session, SessionDetail};
@@ -31,6 +33,8 @@ pub use wire::{
 
 /// The environment variable that names another host.
 pub const URL_VARIABLE: &str = "SKEP_URL";
+/// The environment variable with the API key for hosts that ask for one.
+pub const KEY_VARIABLE: &str = "SKEP_API_KEY";
 /// Where `skep up` listens unless told otherwise.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
@@ -42,11 +46,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// `url` as given, or `$SKEP_URL`, or the default.
+    /// `url` as given, or `$SKEP_URL`, or the default; with the key in `$SKEP_API_KEY`, if there is one.
     pub fn new(url: Option<&str>) -> Result<Self> {
+        Self::with_key(url, None)
+    }
+
+    /// The same with this key, if it is given.
+    pub fn with_key(url: Option<&str>, key: Option<&str>) -> Result<Self> {
         let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
         let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        Ok(Self { base: address(&url, DEFAULT_URL)?, http: http_client()? })
+        Ok(Self { base: address(&url, DEFAULT_URL)?, http: http_client(key)? })
     }
 
     /// Deploys a component under the text of an `agent.toml`.
@@ -184,9 +193,22 @@ fn under(base: &Url, path: &[&str]) -> Url {
     url
 }
 
-fn http_client() -> Result<reqwest::Client> {
+/// Sends the key with every request: the one that is given, or `$SKEP_API_KEY`.
+fn http_client(key: Option<&str>) -> Result<reqwest::Client> {
+    let from_environment = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let mut headers = header::HeaderMap::new();
+    if let Some(key) = key.map(str::to_owned).or(from_environment) {
+        let mut value = header::HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| {
+            anyhow::anyhow!(Usage(format!(
+                "--api-key or {KEY_VARIABLE} is not an API key: it has odd characters"
+            )))
+        })?;
+        value.set_sensitive(true);
+        headers.insert(header::AUTHORIZATION, value);
+    }
     skep_outbound::tls::install_provider();
     reqwest::Client::builder()
+        .default_headers(headers)
         .connect_timeout(Duration::from_secs(5))
         .tcp_nodelay(true)
         .no_proxy()

@@ -4,6 +4,7 @@
 //! names the nearest one, so that a misspelt limit is never silently none.
 
 mod ai;
+mod auth;
 mod batch;
 mod grants;
 mod mcp;
@@ -26,6 +27,7 @@ use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
 pub use ai::AiConfig;
+pub use auth::{AuthConfig, AuthFlag, AuthOptions};
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
 pub use mcp::McpConfig;
@@ -51,6 +53,7 @@ pub struct Config {
     pub sessions: SessionsConfig,
     pub http: HttpConfig,
     pub ai: AiConfig,
+    pub auth: AuthConfig,
     pub grants: GrantsConfig,
     pub batch: BatchConfig,
     pub outbound: OutboundConfig,
@@ -232,6 +235,7 @@ impl Config {
         set(&mut options.runtime.max_artifact_bytes, &self.runtime.max_artifact_bytes);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
+        self.auth.apply(&mut options.auth);
         set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
         self.ai.apply(options);
         self.sessions.apply(options)?;

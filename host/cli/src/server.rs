@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
 use crate::catalog;
+use crate::config::AuthOptions;
 use crate::progress::{Progress, Silent};
 
 /// What a host is started with.
@@ -39,6 +40,7 @@ pub struct ServerOptions {
     pub engine: EngineOptions,
     pub runtime: RuntimeOptions,
     pub gateway: GatewayOptions,
+    pub auth: AuthOptions,
 }
 
 /// Who deploys the agents that a host is started with.
@@ -55,6 +57,7 @@ pub enum DataDir {
 /// A host that serves.
 pub struct RunningServer {
     pub address: SocketAddr,
+    pub keys_required: bool,
     pub host: AgentHost,
     store: Store,
     drain: std::time::Duration,
@@ -75,6 +78,7 @@ impl Default for ServerOptions {
             engine: EngineOptions::default(),
             runtime: RuntimeOptions::default(),
             gateway: GatewayOptions::default(),
+            auth: AuthOptions::default(),
         }
     }
 }
@@ -90,6 +94,7 @@ pub async fn start_with(
     agents: Vec<AgentSource>,
     progress: Arc<dyn Progress + Send>,
 ) -> Result<RunningServer> {
+    let access = options.auth.at(options.listen.ip())?;
     // First, because a port that is taken is the commonest failure and loading the model is the longest work.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
         format!(
@@ -123,14 +128,15 @@ pub async fn start_with(
             .await
             .with_context(|| format!("deploying {name}"))?;
     }
-    let drain = options.gateway.drain;
+    let gateway = GatewayOptions { access, ..options.gateway };
+    let drain = gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {
         // A sender that was dropped stops the server too.
         let _ = stopped.await;
     };
-    let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), options.gateway, shutdown));
-    Ok(RunningServer { address, host, store, drain, stop, serving })
+    let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
+    Ok(RunningServer { address, keys_required: access.keys_required, host, store, drain, stop, serving })
 }
 
 /// The engine of a model by name or path. The executor's options are those of each replica, but for the threads, which

@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::to_bytes,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -12,18 +12,36 @@ use skep_runtime::RuntimeError;
 use std::any::Any;
 
 /// An error that a client gets.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) code: &'static str,
     pub(crate) message: String,
     pub(crate) param: Option<String>,
     pub(crate) retry_after_ms: Option<u32>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        ApiError { status, code, message: message.into(), param: None, retry_after_ms: None }
+        ApiError {
+            status,
+            code,
+            message: message.into(),
+            param: None,
+            retry_after_ms: None,
+            headers: Vec::new(),
+        }
+    }
+
+    /// A fault of ours that a client can do nothing about.
+    pub(crate) fn internal(message: &str) -> Self {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    pub(crate) fn with_header(mut self, name: HeaderName, value: &'static str) -> Self {
+        self.headers.push((name, HeaderValue::from_static(value)));
+        self
     }
 
     /// 400 for one parameter.
@@ -73,6 +91,7 @@ impl IntoResponse for ApiError {
             tracing::error!(code = self.code, message = self.message, "request failed");
         }
         let mut response = (self.status, Json(self.body())).into_response();
+        response.headers_mut().extend(self.headers);
         if let Some(milliseconds) = self.retry_after_ms {
             let seconds = milliseconds.div_ceil(1000).max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -128,6 +147,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::VersionNotFound { .. }
             | RuntimeError::ConversationNotFound { .. }
             | RuntimeError::SecretNotFound { .. }
+            | RuntimeError::KeyNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. }
             | RuntimeError::ScheduleNotFound { .. }
@@ -135,6 +155,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
+            RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::InvalidSecret { .. }

@@ -1,11 +1,8 @@
-//! What requests say in their headers: who asks, and where its KV cache is warm.
+//! What requests say in their headers: where their KV cache is warm, and in what form they want their answer.
 
-use crate::ApiError;
+use crate::{ApiError, access::Caller};
 use axum::http::HeaderMap;
 use skep_engine::Affinity;
-
-/// Everyone who reaches this server. KV pages are shared within a principal only.
-pub(crate) const PRINCIPAL: &str = "local";
 
 const MAX_HEADER_BYTES: usize = 256;
 
@@ -20,9 +17,8 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 }
 
 /// Where the request's prefix is likely to be warm: with its session, or with the session from which that was opened.
-pub(crate) fn affinity(headers: &HeaderMap) -> Result<Affinity, ApiError> {
-    let (session, parent) = (session(headers)?, text(headers, "x-parent-session-id")?);
-    Ok(Affinity { tenant: PRINCIPAL.to_owned(), agent: None, session, parent })
+pub(crate) fn affinity(headers: &HeaderMap, caller: &Caller) -> Result<Affinity, ApiError> {
+    Ok(caller.affinity(session(headers)?, text(headers, "x-parent-session-id")?))
 }
 
 pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

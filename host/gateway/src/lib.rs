@@ -5,6 +5,7 @@
 //! unless it asked for a turn that goes on by itself, with an idempotency key or with `prefer: respond-async`.
 #![forbid(unsafe_code)]
 
+mod access;
 mod body;
 mod error;
 mod headers;
@@ -35,6 +36,7 @@ use std::{
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use access::AccessOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
 pub use trace::RemoteParent;
@@ -46,6 +48,7 @@ pub struct GatewayOptions {
     pub max_body_bytes: usize,
     /// Of a component that is deployed.
     pub max_component_bytes: usize,
+    pub access: AccessOptions,
     /// How long running requests may go on once the server is to stop.
     pub drain: Duration,
     /// Other names of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
@@ -60,6 +63,7 @@ impl Default for GatewayOptions {
         GatewayOptions {
             max_body_bytes: 16 << 20,
             max_component_bytes: 64 << 20,
+            access: AccessOptions::default(),
             drain: Duration::from_secs(30),
             model_names: BTreeMap::new(),
             mcp: McpOptions::default(),
@@ -147,7 +151,7 @@ fn routes_of(gateway: Gateway) -> Router {
     metrics::recorder();
     let body_limit = gateway.options.max_body_bytes;
     let deploy_limit = gateway.options.max_component_bytes.saturating_add(1 << 20);
-    Router::new()
+    let routes = Router::new()
         .route("/v1/agents", get(routes::agents::list))
         .route("/v1/agents", post(routes::agents::deploy).layer(DefaultBodyLimit::max(deploy_limit)))
         .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
@@ -191,6 +195,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/ai/batches/{id}", get(routes::ai_batches::show).delete(routes::ai_batches::cancel))
         .route("/v1/secrets", get(routes::secrets::list))
         .route("/v1/secrets/{name}", put(routes::secrets::set).delete(routes::secrets::delete))
+        .route("/v1/keys", get(routes::keys::list).post(routes::keys::create))
+        .route("/v1/keys/{key}", delete(routes::keys::revoke))
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
         .route("/v1/mcp", get(routes::mcp_servers::list))
@@ -201,8 +207,11 @@ fn routes_of(gateway: Gateway) -> Router {
         .fallback(routes::triggers::run)
         .method_not_allowed_fallback(routes::health::method_not_allowed)
         .layer(DefaultBodyLimit::max(body_limit))
+        .layer(middleware::from_fn_with_state(gateway.clone(), access::authorize))
         .layer(middleware::map_response(error::in_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
-        .with_state(gateway)
+        .with_state(gateway.clone());
+    // Around all routes, because it runs before a request finds its route.
+    Router::new().fallback_service(routes).layer(middleware::from_fn_with_state(gateway, access::identify))
 }

@@ -17,8 +17,9 @@ mod webhooks;
 pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
-    AgentDetail, AgentSummary, FailedAgent, LogFilter, LogFollower, LogLine, RouteMatch, RuntimeError,
-    RuntimeOptions, ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
+    AgentDetail, AgentSummary, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
+    RuntimeError, RuntimeOptions, ToolDefinition, access::plain_session, batch::BatchQueue, courier::Courier,
+    session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -43,6 +44,7 @@ struct Inner {
     services: Arc<Services>,
     sessions: Arc<Sessions>,
     batches: BatchQueue,
+    keys: KeyRing,
     max_agents: usize,
     /// One deployment at a time is put into force.
     deploying: tokio::sync::Mutex<()>,
@@ -66,6 +68,7 @@ impl AgentHost {
         models: ModelSet,
         options: RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
+        let keys = KeyRing::new(store.clone());
         let services = Arc::new(Services::start(store, models, &options).await?);
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
@@ -77,6 +80,7 @@ impl AgentHost {
             services,
             sessions,
             batches: BatchQueue::new(options.batch),
+            keys,
             max_agents: options.max_agents,
             deploying,
             expiry,
@@ -164,6 +168,11 @@ impl AgentHost {
         &self.inner.services
     }
 
+    /// The API keys of this host.
+    pub fn keys(&self) -> &KeyRing {
+        &self.inner.keys
+    }
+
     pub fn models(&self) -> &ModelSet {
         &self.inner.services.models
     }
@@ -198,7 +207,7 @@ pub(crate) fn log_line(row: LogRow) -> LogLine {
     LogLine {
         id: row.id,
         agent: row.agent,
-        session: row.session,
+        session: plain_session(&row.session).to_owned(),
         turn: row.turn,
         at_ms: row.entry.at_ms,
         level: row.entry.level,

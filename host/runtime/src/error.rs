@@ -31,6 +31,10 @@ pub enum RuntimeError {
     InvalidBatch { message: String },
     #[error("{message}; try again in {retry_after_ms} ms")]
     QueueFull { message: String, retry_after_ms: u32 },
+    #[error("no API key has the id {id:?}; `skep key list` shows those that there are")]
+    KeyNotFound { id: String },
+    #[error("the API key is not accepted: {reason}")]
+    KeyRefused { reason: &'static str },
     /// What others than its caller are told of a turn that failed.
     #[error("{message}")]
     TurnFailed { code: &'static str, message: String },
@@ -127,6 +131,8 @@ impl RuntimeError {
             Self::BatchNotFound { .. } => "batch_not_found",
             Self::InvalidBatch { .. } => "invalid_batch",
             Self::QueueFull { .. } => "queue_full",
+            Self::KeyNotFound { .. } => "key_not_found",
+            Self::KeyRefused { .. } => "invalid_api_key",
             Self::TurnFailed { code, .. } => code,
             Self::Divergence { .. } => "divergence",
             Self::InvalidName { .. } => "invalid_name",

@@ -8,9 +8,10 @@ use std::time::Instant;
 /// A message for a session of an agent.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// Who asks. KV pages are never shared between principals.
+    /// The tenant that asks. KV pages are never shared between tenants.
     pub principal: String,
     pub agent: String,
+    /// The host's id of the session, which must be one of this tenant's; see [`crate::Tenant::session`].
     pub session: String,
     pub text: String,
     pub data: Option<Value>,

@@ -10,6 +10,7 @@
 // One place is allowed unsafe code: `component/artifact` loads compiled code.
 #![deny(unsafe_code)]
 
+mod access;
 mod agent_host;
 mod approvals;
 mod batch;
@@ -47,6 +48,7 @@ mod tests;
 mod tools;
 mod vault;
 
+pub use access::{ApiKey, KeyRing, NewApiKey, Role, Tenant, plain_session, tenant_of};
 pub use agent_host::AgentHost;
 pub use approvals::Approval;
 pub use batch::{

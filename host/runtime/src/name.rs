@@ -2,7 +2,7 @@
 //!
 //! A value of these types has been checked, so that nothing behind them needs to look again.
 
-use crate::RuntimeError;
+use crate::{RuntimeError, access};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -15,7 +15,7 @@ const SESSION_ID_RULE: &str = "a session's id has 1 to 128 visible ASCII charact
 #[serde(try_from = "String", into = "String")]
 pub struct AgentName(String);
 
-/// The id of a session, unique in its agent.
+/// The host's id of a session, unique in its agent; in front of it and a slash may be the tenant that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(String);
 
@@ -34,8 +34,11 @@ impl AgentName {
 
 impl SessionId {
     pub fn new(id: &str) -> Result<Self, RuntimeError> {
-        let valid = (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
-        if valid { Ok(Self(id.to_owned())) } else { Err(invalid("session id", id, SESSION_ID_RULE)) }
+        let (tenant, plain) = id.split_once('/').map_or((None, id), |(tenant, plain)| (Some(tenant), plain));
+        let valid = tenant.is_none_or(access::is_prefix)
+            && (1..=128).contains(&plain.len())
+            && plain.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+        if valid { Ok(Self(id.to_owned())) } else { Err(invalid_session(id)) }
     }
 
     pub fn as_str(&self) -> &str {
@@ -68,6 +71,17 @@ impl fmt::Display for SessionId {
     }
 }
 
+impl SessionId {
+    /// One without a tenant, as clients and manifests name it.
+    pub(crate) fn plain(id: &str) -> Result<Self, RuntimeError> {
+        if id.contains('/') { Err(invalid_session(id)) } else { Self::new(id) }
+    }
+}
+
+pub(crate) fn invalid_session(id: &str) -> RuntimeError {
+    invalid("session id", id, SESSION_ID_RULE)
+}
+
 /// The value is cut so that a hostile name cannot fill a log.
 fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
     RuntimeError::InvalidName { kind, value: value.chars().take(80).collect(), rule }
@@ -89,10 +103,10 @@ mod tests {
 
     #[test]
     fn session_ids_are_visible_ascii_without_slash() {
-        for good in ["a", "user:42@example.com", "~", &"x".repeat(128)] {
+        for good in ["a", "user:42@example.com", "~", "acme/a", &"x".repeat(128)] {
             assert_eq!(SessionId::new(good).expect(good).as_str(), good);
         }
-        for bad in ["", "a/b", "a b", "a\n", "é", &"x".repeat(129)] {
+        for bad in ["", "A/b", "local/b", "a/b/c", "a/", "/b", "a b", "a\n", "é", &"x".repeat(129)] {
             assert_eq!(SessionId::new(bad).expect_err(bad).code(), "invalid_name");
         }
     }

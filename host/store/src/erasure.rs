@@ -100,7 +100,7 @@ fn failed() -> impl FnOnce(sqlx::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AgentRow, NewTurn, TurnCommit};
+    use crate::{AgentRow, NewTurn, SessionFolder, TurnCommit};
     use sqlx::query_scalar;
 
     /// Of every table that has a session: its name and its columns with their types.
@@ -198,7 +198,7 @@ mod tests {
         {
             assert_eq!(store.expire_session("a", session, 30).await.unwrap(), gone, "{session}");
         }
-        let left = store.sessions("a", None, 10).await.unwrap();
+        let left = store.sessions("a", &SessionFolder::of(None), None, 10).await.unwrap();
         assert_eq!(left.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["s2", "s3", "s4"]);
     }
 }

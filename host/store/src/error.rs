@@ -26,6 +26,8 @@ pub enum StoreError {
     AgentMissing { name: String },
     #[error("no component {digest} is stored")]
     ComponentMissing { digest: String },
+    #[error("{limit} API keys are stored, as many as there may be; nothing was written")]
+    TooManyApiKeys { limit: i64 },
     #[error("the database failed while it {doing}: {source}")]
     Query { doing: &'static str, source: sqlx::Error },
 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod agents;
+mod api_keys;
 mod approvals;
 mod artifacts;
 #[cfg(test)]
@@ -38,6 +39,7 @@ mod webhooks;
 mod writer;
 
 pub use agents::{AgentRow, VersionRow};
+pub use api_keys::ApiKeyRow;
 pub use approvals::{ApprovalRow, Decision, NewApproval, Verdict};
 pub use artifacts::ArtifactRow;
 pub use batches::{
@@ -53,7 +55,7 @@ pub use logs::{LogEntry, LogFilter, LogRow};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationRow, Occasion, Outcome, SessionRow, SessionSnapshot, StateChange, TurnCommit,
+    ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use sqlite::{Durability, Store};
 pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};

@@ -1,6 +1,6 @@
 //! Lines that agents logged. Each agent keeps its newest ones, up to [`LINES_PER_AGENT`].
 
-use crate::{Store, StoreError};
+use crate::{SessionFolder, Store, StoreError};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
 
 /// Lines kept for each agent; older ones go when newer ones come.
@@ -29,6 +29,8 @@ pub struct LogRow {
 pub struct LogFilter {
     pub agent: Option<String>,
     pub session: Option<String>,
+    /// Of the sessions in there; lines of no session are with those whose id has no slash.
+    pub folder: Option<SessionFolder>,
     /// Logged then or later.
     pub since_ms: Option<u64>,
     /// Of one of these levels; of any if there is none.
@@ -73,6 +75,10 @@ impl Store {
         }
         if let Some(session) = &filter.session {
             select.push(" AND session = ").push_bind(session);
+        }
+        if let Some(SessionFolder { begin, end, has_slash }) = &filter.folder {
+            select.push(" AND session >= ").push_bind(begin).push(" AND session < ").push_bind(end);
+            select.push(if *has_slash { "" } else { " AND instr(session, '/') = 0" });
         }
         if let Some(since_ms) = filter.since_ms {
             select.push(" AND at_ms >= ").push_bind(since_ms as i64);

@@ -236,6 +236,20 @@ const STEPS: &[&str] = &[
         PRIMARY KEY (agent, name)
     ) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE api_keys (
+        id            TEXT PRIMARY KEY,
+        digest        BLOB NOT NULL UNIQUE CHECK (length(digest) = 32),
+        tenant        TEXT NOT NULL,
+        role          TEXT NOT NULL,
+        agents        TEXT,
+        name          TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        expires_at_ms INTEGER,
+        revoked_at_ms INTEGER,
+        last_used_day INTEGER
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -17,6 +17,29 @@ pub struct SessionRow {
     pub updated_at_ms: u64,
 }
 
+/// Where ids of sessions are that have the same beginning, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionFolder {
+    /// All ids come after this,
+    pub(crate) begin: String,
+    /// and before this.
+    pub(crate) end: String,
+    pub(crate) has_slash: bool,
+}
+
+impl SessionFolder {
+    /// Of the ids that begin with this name and a slash; without a name, of those that have no slash.
+    pub fn of(name: Option<&str>) -> Self {
+        match name {
+            Some(name) => {
+                SessionFolder { begin: format!("{name}/"), end: format!("{name}0"), has_slash: true }
+            }
+            // Ids are visible ASCII.
+            None => SessionFolder { begin: String::new(), end: "\u{7f}".to_owned(), has_slash: false },
+        }
+    }
+}
+
 /// A conversation, as bytes that the runtime understands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationRow {
@@ -123,19 +146,24 @@ impl Store {
         }))
     }
 
-    /// At most `limit` sessions of an agent in the order of their ids, those after `after` if it is given.
+    /// At most `limit` sessions of an agent in a folder in the order of their ids, those after `after` if it is given.
     pub async fn sessions(
         &self,
         agent: &str,
+        folder: &SessionFolder,
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<SessionRow>, StoreError> {
+        let SessionFolder { begin, end, has_slash } = folder;
         let rows = query(
             "SELECT session, turns, created_at_ms, updated_at_ms FROM sessions
-             WHERE agent = ? AND session > ? ORDER BY session LIMIT ?",
+             WHERE agent = ? AND session > ? AND session < ? AND (? OR instr(session, '/') = 0)
+             ORDER BY session LIMIT ?",
         )
         .bind(agent)
-        .bind(after.unwrap_or(""))
+        .bind(after.map_or(begin.as_str(), |after| after.max(begin.as_str())))
+        .bind(end)
+        .bind(has_slash)
         .bind(limit)
         .fetch_all(&self.readers)
         .await

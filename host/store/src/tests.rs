@@ -199,9 +199,9 @@ async fn sessions_are_listed_page_by_page() {
     for session in ["b", "a", "c"] {
         store.commit_turn(TurnCommit { session: session.into(), ..turn(1) }).await.unwrap();
     }
-    let first = store.sessions(AGENT, None, 2).await.unwrap();
+    let first = store.sessions(AGENT, &SessionFolder::of(None), None, 2).await.unwrap();
     assert_eq!(first.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    let rest = store.sessions(AGENT, Some("b"), 2).await.unwrap();
+    let rest = store.sessions(AGENT, &SessionFolder::of(None), Some("b"), 2).await.unwrap();
     assert_eq!(rest.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["c"]);
     assert!(store.delete_session(AGENT, "b").await.unwrap());
     assert!(!store.delete_session(AGENT, "b").await.unwrap());

@@ -86,7 +86,7 @@ impl ChatUsage {
 
 impl ChatClient {
     pub fn new(base: &str) -> Result<Self> {
-        Ok(Self { base: address(base, EXAMPLE)?, http: http_client()? })
+        Ok(Self { base: address(base, EXAMPLE)?, http: http_client(None)? })
     }
 
     /// Sends a request whose body says `"stream": true`; `session` names where its prefix is warm.

@@ -11,6 +11,7 @@ mod deploy;
 mod doctor;
 mod event;
 mod invoke;
+mod key;
 mod list;
 mod logs;
 mod mcp;
@@ -50,6 +51,8 @@ Exit codes:
 
 Environment:
   SKEP_URL    the host that commands talk to (default http://127.0.0.1:8080)
+  SKEP_API_KEY
+              key for a host that asks for one
   SKEP_HOME   folder for models, toolchain and data (default: the user's cache folder)
   NO_COLOR    no colours")]
 pub struct Cli {
@@ -105,6 +108,8 @@ enum Command {
     #[command(subcommand)]
     Webhook(webhook::Command),
     #[command(subcommand)]
+    Key(key::Command),
+    #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
     Bench(bench::Command),
@@ -118,11 +123,14 @@ struct HostArgs {
     /// Address of the host; SKEP_URL, or http://127.0.0.1:8080
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// API key, where the host asks for one; SKEP_API_KEY keeps it out of the list of processes
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
 }
 
 impl HostArgs {
     fn client(&self) -> Result<crate::client::Client> {
-        crate::client::Client::new(self.url.as_deref())
+        crate::client::Client::with_key(self.url.as_deref(), self.api_key.as_deref())
     }
 }
 
@@ -192,6 +200,7 @@ impl Command {
             Command::Schedule(command) => schedule::run(command).await,
             Command::Event(command) => event::run(command).await,
             Command::Webhook(command) => webhook::run(command).await,
+            Command::Key(command) => key::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,
             Command::Doctor(args) => doctor::run(&args),

@@ -13,7 +13,7 @@ use skep_model::physical_cores;
 use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
-use crate::config::{Config, SpeculationConfig};
+use crate::config::{AuthFlag, Config, SpeculationConfig};
 use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
@@ -49,6 +49,8 @@ skep.toml, every line optional:
   [grants]                       # what agents may be granted at most; nothing without it
   tools = [\"agent:*/*\"]
   hosts = [\"https://*.example.com\"]
+  [auth]
+  required = true                # default unless only this machine can connect
   [http]
   drain_s = 30
   [telemetry]
@@ -69,6 +71,7 @@ All of its settings:
              schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, compile_s, mailbox
+  [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, mcp_origins
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
              tools, see: skep mcp --help
@@ -122,6 +125,12 @@ pub struct Args {
     /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
+    /// Whether requests need an API key [default: required, unless only this machine can connect]
+    #[arg(long, value_name = "HOW")]
+    auth: Option<AuthFlag>,
+    /// With --auth off: let everyone who can connect do everything
+    #[arg(long)]
+    insecure: bool,
     /// Settings of the operator; flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -200,6 +209,10 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     let executor = &mut options.executor;
     executor.tensor_parallel = args.tp.unwrap_or(executor.tensor_parallel);
     executor.pipeline_parallel = args.pp.unwrap_or(executor.pipeline_parallel);
+    if let Some(auth) = args.auth {
+        options.auth.required = Some(auth == AuthFlag::Required);
+    }
+    options.auth.insecure = args.insecure;
     if let Some(model) = &args.model {
         options.model = model.clone();
     }
@@ -244,7 +257,21 @@ fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()
         }
         None => out::line(&format!("  skep new my-agent && skep deploy my-agent{flag}"))?,
     }
-    out::line(&format!("  OpenAI clients: base URL {url}/v1, any API key"))
+    match server.keys_required {
+        false => out::line(&format!("  OpenAI clients: base URL {url}/v1, any API key")),
+        true => {
+            out::line(&format!("  OpenAI clients: base URL {url}/v1, an API key of this host"))?;
+            match data {
+                DataDir::Path(dir) => out::line(&format!(
+                    "  API keys are asked for: export SKEP_API_KEY=$(skep key create --role admin --data {})",
+                    dir.display()
+                )),
+                DataDir::InMemory => out::line(
+                    "  API keys are asked for, and a host in memory has none: use --data DIR, or --auth off",
+                ),
+            }
+        }
+    }
 }
 
 /// Requests to stop, from the terminal or from a supervisor.

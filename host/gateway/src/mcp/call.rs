@@ -7,7 +7,7 @@ use super::{
     RequestSpan,
     catalog::{self, Target},
 };
-use crate::{headers, metrics::MCP_CALLS};
+use crate::{access::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
 use futures::FutureExt;
 use rmcp::{
@@ -20,8 +20,10 @@ use rmcp::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use skep_runtime::{AgentHost, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, ToolOrigin};
-use std::time::Duration;
+use skep_runtime::{
+    AgentHost, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, ToolOrigin, plain_session,
+};
+use std::{fmt::Display, time::Duration};
 use tracing::{Instrument, Span, field::Empty};
 
 /// Names the session in a request's `_meta`, and in a result's.
@@ -47,15 +49,19 @@ pub(super) async fn call(
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ErrorData> {
+    let caller = caller(&context)?;
     let name = request.name.clone();
     let target = Target::of(&name);
-    let is_object = shape_of_result(host, &target).map_err(|error| unknown(&name, &error))?;
+    let is_object = match caller.reaches(target.agent) {
+        true => shape_of_result(host, &target).map_err(|error| unknown(&name, &error))?,
+        false => return Err(unknown(&name, &"this key is for other agents")),
+    };
     let kind = if target.tool.is_some() { "tool" } else { "message" };
     let span = span(&name, &context);
     let work = async {
         let session = context.meta.0.0.get(SESSION).and_then(Value::as_str).unwrap_or(own_session);
-        let invocation = invocation(&target, session, request.arguments)?;
-        let session = invocation.session.clone();
+        let invocation = invocation(&caller, &target, session, request.arguments)?;
+        let session = plain_session(&invocation.session).to_owned();
         let run = host.invoke(invocation).await?;
         let progress =
             context.meta.get_progress_token().map(|token| Progress::new(token, context.peer.clone()));
@@ -85,7 +91,13 @@ fn shape_of_result(host: &AgentHost, target: &Target<'_>) -> Result<bool, Runtim
     }
 }
 
-fn unknown(name: &str, error: &RuntimeError) -> ErrorData {
+/// Who sent the request that the call came with.
+pub(super) fn caller(context: &RequestContext<RoleServer>) -> Result<Caller, ErrorData> {
+    let caller = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<Caller>());
+    caller.cloned().ok_or_else(|| ErrorData::internal_error("nobody asked who asks", None))
+}
+
+fn unknown(name: &str, error: &dyn Display) -> ErrorData {
     let name: String = name.chars().take(160).collect();
     ErrorData::invalid_params(
         format!("unknown tool {name:?}: {error}; tools/list names those that there are"),
@@ -108,6 +120,7 @@ fn span(name: &str, context: &RequestContext<RoleServer>) -> Span {
 }
 
 fn invocation(
+    caller: &Caller,
     target: &Target<'_>,
     session: &str,
     arguments: Option<JsonObject>,
@@ -127,9 +140,9 @@ fn invocation(
         }
     };
     Ok(Invocation {
-        principal: headers::PRINCIPAL.to_owned(),
+        principal: caller.tenant.to_string(),
         agent: target.agent.to_owned(),
-        session,
+        session: caller.tenant.session(&session)?,
         text,
         data,
         origin,

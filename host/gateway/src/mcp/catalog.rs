@@ -2,6 +2,7 @@
 //!
 //! Agents' names have no underscore, so `AGENT__TOOL` is read in one way only.
 
+use crate::access::Caller;
 use rmcp::model::{JsonObject, ListToolsResult, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use skep_runtime::{AgentDetail, AgentHost, ToolDefinition, ToolHints};
@@ -27,12 +28,12 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The tools after the one with the cursor's name, whether that still exists or not.
-pub(super) fn page(host: &AgentHost, cursor: Option<&str>) -> ListToolsResult {
+/// The tools that the caller may call after the one with the cursor's name, whether that still exists or not.
+pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> ListToolsResult {
     let after = cursor.map(Target::of);
     let agents = host.agents();
-    let agents =
-        agents.iter().filter(|agent| after.as_ref().is_none_or(|after| agent.name.as_str() >= after.agent));
+    let agents = agents.iter().filter(|agent| caller.reaches(&agent.name));
+    let agents = agents.filter(|agent| after.as_ref().is_none_or(|after| agent.name.as_str() >= after.agent));
     let mut tools: Vec<Tool> = Vec::new();
     let mut next_cursor = None;
     // An agent that was removed meanwhile has no tools.

@@ -43,10 +43,10 @@ impl ServerHandler for AgentServer {
     async fn list_tools(
         &self,
         request: Option<PaginatedRequestParams>,
-        _context: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let cursor = request.and_then(|request| request.cursor);
-        Ok(catalog::page(&self.host, cursor.as_deref()))
+        Ok(catalog::page(&self.host, &call::caller(&context)?, cursor.as_deref()))
     }
 
     async fn call_tool(

@@ -1,6 +1,6 @@
 //! `/v1/agents`: deploying agents, and what is deployed.
 
-use crate::{ApiError, Gateway, headers};
+use crate::{ApiError, Gateway, access::Caller};
 use axum::{
     Json,
     extract::{Multipart, Path, State, multipart::MultipartError},
@@ -11,17 +11,21 @@ use skep_runtime::{AgentDetail, AgentSummary, Manifest};
 
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
 
-pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
-    let agents: Vec<Value> = gateway.host.agents().iter().map(summary_json).collect();
+pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
+    let agents = gateway.host.agents();
+    let agents: Vec<Value> =
+        agents.iter().filter(|agent| caller.reaches(&agent.name)).map(summary_json).collect();
     let failed = gateway.host.failed_agents();
+    let failed = failed.iter().filter(|agent| caller.reaches(&agent.name));
     let failed: Vec<Value> =
-        failed.iter().map(|agent| json!({"name": agent.name, "reason": agent.reason})).collect();
+        failed.map(|agent| json!({"name": agent.name, "reason": agent.reason})).collect();
     Json(json!({"object": "list", "data": agents, "failed": failed}))
 }
 
 /// Deploys: `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component` (its bytes).
 pub(crate) async fn deploy(
     State(gateway): State<Gateway>,
+    caller: Caller,
     form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let mut form = form.map_err(|rejection| {
@@ -61,7 +65,7 @@ pub(crate) async fn deploy(
     let missing = |part: &str| ApiError::parameter(part, format!("the part `{part}` is missing"));
     let manifest = manifest.ok_or_else(|| missing("manifest"))?;
     let component = component.ok_or_else(|| missing("component"))?;
-    let deployed = gateway.host.deploy(manifest, component.into(), headers::PRINCIPAL).await?;
+    let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
     Ok((StatusCode::CREATED, Json(summary_json(&deployed))))
 }
 

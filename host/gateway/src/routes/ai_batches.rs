@@ -1,7 +1,8 @@
 //! Batches of Workers AI: queued and fetched at `/ai/run/{model}`, looked at and cancelled at `/ai/batches/{id}`.
 
 use crate::{
-    ApiError, Gateway, headers,
+    ApiError, Gateway,
+    access::Caller,
     openai::fields::Fields,
     workers_ai::{batch, failure::Failure, success},
 };
@@ -17,6 +18,7 @@ use skep_runtime::{AGENT_MODEL, BatchItem, NewBatch};
 /// Stores the requests of a body of this size: those under `requests`, or the body itself.
 pub(super) async fn queue(
     gateway: &Gateway,
+    caller: Caller,
     model: String,
     mut fields: Fields,
     body_bytes: usize,
@@ -36,14 +38,19 @@ pub(super) async fn queue(
             .collect::<Result<Vec<BatchItem>, ApiError>>()?,
         None => vec![batch::item(fields, is_for_agent)?],
     };
-    let batch = NewBatch { principal: headers::PRINCIPAL.to_owned(), model, items };
+    let batch = NewBatch { principal: caller.tenant.into(), model, items };
     let status = gateway.host.queue_batch(batch).await?;
     Ok(Json(success(batch::standing(&status))).into_response())
 }
 
 /// The results of a batch, or how it stands.
-pub(super) async fn fetch(gateway: &Gateway, model: &str, id: &str) -> Result<Response, ApiError> {
-    let (status, results) = gateway.host.batch_results(headers::PRINCIPAL, id).await?;
+pub(super) async fn fetch(
+    gateway: &Gateway,
+    caller: &Caller,
+    model: &str,
+    id: &str,
+) -> Result<Response, ApiError> {
+    let (status, results) = gateway.host.batch_results(caller.tenant.as_str(), id).await?;
     if status.model != model {
         let message = format!("the batch {} is of the model {}; ask for it there", status.id, status.model);
         return Err(ApiError::parameter("request_id", message));
@@ -57,17 +64,19 @@ pub(super) async fn fetch(gateway: &Gateway, model: &str, id: &str) -> Result<Re
 
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    let status = gateway.host.batch(headers::PRINCIPAL, &id).await.map_err(ApiError::from)?;
+    let status = gateway.host.batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
     Ok(Json(success(batch::detail(&status))))
 }
 
 pub(crate) async fn cancel(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    gateway.host.cancel_batch(headers::PRINCIPAL, &id).await.map_err(ApiError::from)?;
-    let status = gateway.host.batch(headers::PRINCIPAL, &id).await.map_err(ApiError::from)?;
+    gateway.host.cancel_batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
+    let status = gateway.host.batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
     Ok(Json(success(batch::detail(&status))))
 }

@@ -2,7 +2,9 @@
 
 use super::{ai_batches, chat_completions::Begun};
 use crate::{
-    ApiError, Gateway, body, headers,
+    ApiError, Gateway,
+    access::Caller,
+    body, headers,
     openai::fields::Fields,
     sse,
     workers_ai::{
@@ -48,6 +50,7 @@ pub(crate) struct ModelPath {
 
 pub(crate) async fn run(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(ModelPath { model }): Path<ModelPath>,
     in_query: Result<Query<RunOptions>, QueryRejection>,
     headers: HeaderMap,
@@ -65,10 +68,10 @@ pub(crate) async fn run(
         RunOptions { reject_if_busy: asks_for("rejectIfBusy")?, queue_request: asks_for("queueRequest")? };
     let options = [in_query, in_body, at_top];
     if let Some(id) = fields.take::<String>("request_id")? {
-        return Ok(ai_batches::fetch(&gateway, model.name(), &id).await?);
+        return Ok(ai_batches::fetch(&gateway, &caller, model.name(), &id).await?);
     }
     if options.iter().any(|options| options.queue_request) {
-        return Ok(ai_batches::queue(&gateway, model.name().to_owned(), fields, bytes.len()).await?);
+        return Ok(ai_batches::queue(&gateway, caller, model.name().to_owned(), fields, bytes.len()).await?);
     }
     if fields.has("requests") {
         let message = "several `requests` are a batch: add ?queueRequest=true to the address";
@@ -89,7 +92,7 @@ pub(crate) async fn run(
     if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let begun = Begun::start(engine, headers::affinity(&headers)?, &body).await?;
+    let begun = Begun::start(engine, headers::affinity(&headers, &caller)?, &body).await?;
     match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => Ok(begun.stream(body.parameters.streams_usage())),
         (Schema::OpenAi, false) => Ok(Json(success(begun.whole().await?)).into_response()),

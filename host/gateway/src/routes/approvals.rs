@@ -1,7 +1,7 @@
 //! `/v1/approvals`: calls of tools that wait for a person's word.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, body::JsonBody, headers};
+use crate::{ApiError, Gateway, access::Caller, body::JsonBody};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -41,11 +41,12 @@ pub(crate) async fn list(
 /// Decides once: 409 if somebody was faster, or if nobody decided in time.
 pub(crate) async fn decide(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> Result<Json<Value>, ApiError> {
     let approve = body.decision == DecisionWord::Approve;
-    let approval = gateway.host.decide(&id, approve, body.reason, headers::PRINCIPAL).await?;
+    let approval = gateway.host.decide(&id, approve, body.reason, &caller.name()).await?;
     let mut value = approval_json(&approval);
     value["decision"] = json!(if approve { "approve" } else { "deny" });
     Ok(Json(value))

@@ -2,6 +2,7 @@
 
 use crate::{
     ApiError, Gateway,
+    access::Caller,
     body::JsonBody,
     headers,
     openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
@@ -24,13 +25,14 @@ use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
+    caller: Caller,
     headers: HeaderMap,
     JsonBody(fields): JsonBody<Fields>,
 ) -> Result<Response, ApiError> {
     let body = ChatBody::read(fields)?;
     match body.parameters.model.as_deref().and_then(|model| model.strip_prefix("agent:")) {
-        Some(agent) => with_agent(&gateway, agent, &headers, &body).await,
-        None => with_model(&gateway, &headers, &body).await,
+        Some(agent) => with_agent(&gateway, caller, agent, &headers, &body).await,
+        None => with_model(&gateway, &caller, &headers, &body).await,
     }
 }
 
@@ -40,9 +42,15 @@ pub(super) fn engine_of(gateway: &Gateway, model: Option<&str>) -> Result<Engine
     Ok(gateway.host.models().get(name)?)
 }
 
-async fn with_model(gateway: &Gateway, headers: &HeaderMap, body: &ChatBody) -> Result<Response, ApiError> {
+async fn with_model(
+    gateway: &Gateway,
+    caller: &Caller,
+    headers: &HeaderMap,
+    body: &ChatBody,
+) -> Result<Response, ApiError> {
+    caller.may_reach_models()?;
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let begun = Begun::start(engine, headers::affinity(headers)?, body).await?;
+    let begun = Begun::start(engine, headers::affinity(headers, caller)?, body).await?;
     match body.parameters.streams() {
         true => Ok(begun.stream(body.parameters.streams_usage())),
         false => Ok(Json(begun.whole().await?).into_response()),
@@ -231,16 +239,18 @@ impl Writer for ChunkWriter {
 /// An agent answers the last user message; its session is named by the affinity header or by `user`.
 async fn with_agent(
     gateway: &Gateway,
+    caller: Caller,
     agent: &str,
     headers: &HeaderMap,
     body: &ChatBody,
 ) -> Result<Response, ApiError> {
+    caller.may_reach(agent)?;
     body.refuse_for_agent()?;
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
     let invocation = Invocation {
-        principal: headers::PRINCIPAL.to_owned(),
+        session: caller.session(&named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()))?,
+        principal: caller.tenant.into(),
         agent: agent.to_owned(),
-        session: named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()),
         text: body.last_user_text()?,
         data: None,
         origin: Origin::Chat,

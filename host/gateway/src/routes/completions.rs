@@ -2,6 +2,7 @@
 
 use crate::{
     ApiError, Gateway,
+    access::Caller,
     body::JsonBody,
     headers,
     openai::{
@@ -53,12 +54,13 @@ enum Prompt {
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
+    caller: Caller,
     headers: HeaderMap,
     JsonBody(fields): JsonBody<Fields>,
 ) -> Result<Response, ApiError> {
     let body = CompletionBody::read(fields)?;
     let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
-    let affinity = headers::affinity(&headers)?;
+    let affinity = headers::affinity(&headers, &caller)?;
     let (started, is_quick) = (engine.clone(), body.is_quick());
     let (body, mut choices) = apart(is_quick, move || {
         let choices = body.start(&started, &affinity)?;

@@ -1,7 +1,7 @@
 //! `/v1/events`: something that happened, as a plain object or as a CloudEvent in structured JSON.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, body, headers};
+use crate::{ApiError, Gateway, access::Caller, body};
 use axum::{
     Json,
     extract::{Query, Request, State},
@@ -54,11 +54,12 @@ pub(crate) struct ListQuery {
 
 pub(crate) async fn publish(
     State(gateway): State<Gateway>,
+    caller: Caller,
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let principal = headers::PRINCIPAL.to_owned();
+    let principal = caller.tenant.to_string();
     let bytes = body::read(request, &gateway).await?;
-    let event = match body::parse::<Envelope>(&bytes)?.specversion {
+    let mut event = match body::parse::<Envelope>(&bytes)?.specversion {
         None => plain(body::parse(&bytes)?, principal)?,
         Some(version) if version == SPECIFICATION => cloud(body::parse(&bytes)?, principal)?,
         Some(version) => {
@@ -66,6 +67,10 @@ pub(crate) async fn publish(
             return Err(ApiError::parameter("specversion", message));
         }
     };
+    // Ids are unique in a source, and no tenant may use up those of another.
+    if !caller.tenant.is_local() {
+        event.source = format!("{}/{}", caller.tenant, event.source);
+    }
     let published = gateway.host.publish(event).await?;
     let body = json!({
         "object": "event",

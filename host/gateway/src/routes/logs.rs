@@ -2,7 +2,9 @@
 
 use super::page_limit;
 use crate::{
-    ApiError, Gateway, headers,
+    ApiError, Gateway,
+    access::Caller,
+    headers,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -32,31 +34,35 @@ pub(crate) struct LogQuery {
 
 pub(crate) async fn of_agent(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(agent): Path<String>,
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    answer(gateway, Some(agent), query, headers).await
+    answer(gateway, &caller, Some(agent), query, headers).await
 }
 
 pub(crate) async fn of_all(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    answer(gateway, None, query, headers).await
+    answer(gateway, &caller, None, query, headers).await
 }
 
 /// A page, or a stream that goes on where the page would end. A client that lost the stream sends `Last-Event-ID`.
 async fn answer(
     gateway: Gateway,
+    caller: &Caller,
     agent: Option<String>,
     query: LogQuery,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let LogQuery { after, limit, session, level, since_ms } = query;
     let levels = level.map_or(Ok(Vec::new()), |level| at_least(&level))?;
-    let filter = LogFilter { agent, session, since_ms, levels };
+    let session = session.map(|id| caller.session(&id)).transpose()?;
+    let filter = LogFilter { agent, session, folder: Some(caller.tenant.folder()), since_ms, levels };
     let limit = page_limit(limit)?;
     if !headers::wants_events(&headers) {
         let lines = gateway.host.logs(&filter, after.filter(|id| *id > 0), limit).await?;

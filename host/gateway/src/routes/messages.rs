@@ -2,6 +2,7 @@
 
 use crate::{
     ApiError, Gateway,
+    access::Caller,
     body::JsonBody,
     headers,
     openai::usage_json,
@@ -17,7 +18,7 @@ use axum::{
 use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use skep_runtime::{Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing};
+use skep_runtime::{Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,15 +37,16 @@ pub(crate) struct SendQuery {
 
 pub(crate) async fn send(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path((agent, session)): Path<(String, String)>,
     Query(query): Query<SendQuery>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<MessageBody>,
 ) -> Result<Response, ApiError> {
     let invocation = Invocation {
-        principal: headers::PRINCIPAL.to_owned(),
+        principal: caller.tenant.into(),
         agent,
-        session: session.clone(),
+        session,
         text: body.text,
         data: body.data,
         origin: Origin::Direct,
@@ -61,8 +63,8 @@ pub(crate) async fn answer(
     invocation: Invocation,
     as_events: bool,
 ) -> Result<Response, ApiError> {
-    let (agent, session, detached) =
-        (invocation.agent.clone(), invocation.session.clone(), invocation.detached);
+    let (agent, detached) = (invocation.agent.clone(), invocation.detached);
+    let session = plain_session(&invocation.session).to_owned();
     let mut run = gateway.host.invoke(invocation).await?;
     if detached {
         return Ok(turns::accepted(&agent, &session, run.turn_id()));

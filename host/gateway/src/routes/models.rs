@@ -1,6 +1,6 @@
 //! `/v1/models`: the models and the agents, which are models too.
 
-use crate::{ApiError, Gateway};
+use crate::{ApiError, Gateway, access::Caller};
 use axum::{
     Json,
     extract::{Path, State},
@@ -8,15 +8,16 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
-    Json(json!({"object": "list", "data": models(&gateway)}))
+pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
+    Json(json!({"object": "list", "data": models(&gateway, &caller)}))
 }
 
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(model): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let known = models(&gateway);
+    let known = models(&gateway, &caller);
     let found = known.iter().find(|known| known["id"] == model);
     found.cloned().map(Json).ok_or_else(|| {
         let message = format!("no model {model:?}; GET /v1/models lists them");
@@ -24,8 +25,9 @@ pub(crate) async fn show(
     })
 }
 
-fn models(gateway: &Gateway) -> Vec<Value> {
-    let models = gateway.host.models().iter().map(|engine| {
+/// Those that the caller may use.
+fn models(gateway: &Gateway, caller: &Caller) -> Vec<Value> {
+    let models = gateway.host.models().iter().filter(|_| caller.may_reach_models().is_ok()).map(|engine| {
         let info = engine.info();
         json!({
             "id": info.name,
@@ -36,7 +38,7 @@ fn models(gateway: &Gateway) -> Vec<Value> {
         })
     });
     let agents = gateway.host.agents();
-    let agents = agents.iter().map(|agent| {
+    let agents = agents.iter().filter(|agent| caller.reaches(&agent.name)).map(|agent| {
         json!({
             "id": format!("agent:{}", agent.name),
             "object": "model",

@@ -1,7 +1,7 @@
 //! `/v1/agents/{agent}/sessions`: what an agent's sessions hold, copies of them, and their end.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, body::JsonBody, openai};
+use crate::{ApiError, Gateway, access::Caller, body::JsonBody, openai};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -22,11 +22,12 @@ pub(crate) struct ListQuery {
 
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(agent): Path<String>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, ApiError> {
     let limit = page_limit(query.limit)?;
-    let sessions = gateway.host.sessions(&agent, query.after.as_deref(), limit).await?;
+    let sessions = gateway.host.sessions(&caller.tenant, &agent, query.after.as_deref(), limit).await?;
     let has_more = sessions.len() as u32 == limit;
     let sessions: Vec<Value> = sessions.iter().map(summary_json).collect();
     Ok(Json(json!({"object": "list", "data": sessions, "has_more": has_more})))
@@ -86,10 +87,11 @@ pub(crate) struct Fork {
 
 pub(crate) async fn fork(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path((agent, session)): Path<(String, String)>,
     JsonBody(Fork { session: to }): JsonBody<Fork>,
 ) -> Result<Response, ApiError> {
-    let summary = gateway.host.fork_session(&agent, &session, &to).await?;
+    let summary = gateway.host.fork_session(&agent, &session, &caller.session(&to)?).await?;
     Ok(created(&agent, &summary))
 }
 

@@ -1,7 +1,7 @@
 //! The routes that agents' manifests name, and 404 for everything else.
 
 use super::messages;
-use crate::{ApiError, Gateway, body, headers};
+use crate::{ApiError, Gateway, access::Caller, body, headers};
 use axum::{
     extract::{Request, State},
     http::{StatusCode, header},
@@ -12,7 +12,11 @@ use skep_runtime::{HttpOrigin, Invocation, Origin};
 
 /// A JSON body is the message's data, and its `text` (or `message`), if it has one, the message's text. Any other body
 /// is the text.
-pub(crate) async fn run(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn run(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     let Some(found) = gateway.host.match_route(parts.method.as_str(), path) else {
@@ -25,6 +29,7 @@ pub(crate) async fn run(State(gateway): State<Gateway>, request: Request) -> Res
         let message = format!("nothing answers at {path}; agents' own routes are listed at /v1/agents");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", message));
     };
+    caller.may_reach(&found.agent)?;
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let is_json = content_type
         .is_some_and(|kind| kind.split(';').next().is_some_and(|kind| kind.trim().ends_with("json")));
@@ -48,9 +53,9 @@ pub(crate) async fn run(State(gateway): State<Gateway>, request: Request) -> Res
         (text, None)
     };
     let invocation = Invocation {
-        principal: headers::PRINCIPAL.to_owned(),
+        session: caller.session(&found.session)?,
+        principal: caller.tenant.into(),
         agent: found.agent,
-        session: found.session,
         text,
         data,
         origin: Origin::Http(origin),

@@ -11,7 +11,7 @@ use axum::{
 };
 use futures::StreamExt;
 use serde_json::{Value, json};
-use skep_runtime::{Outcome, TurnDetail, TurnPhase};
+use skep_runtime::{Outcome, TurnDetail, TurnPhase, plain_session};
 
 type Place = Path<(String, String, String)>;
 
@@ -52,7 +52,7 @@ pub(crate) async fn events(
     let last_id = headers::last_event_id(&headers)?;
     // From the beginning, because the whole answer at the end tells of all events; the client gets what it has not seen.
     let run = gateway.host.follow(&agent, &session, &turn).await?;
-    let writer = TurnJson::new(session, run.turn_id().to_owned()).after(last_id);
+    let writer = TurnJson::new(plain_session(&session).to_owned(), run.turn_id().to_owned()).after(last_id);
     Ok(sse::respond(numbered_events(run).boxed(), writer))
 }
 

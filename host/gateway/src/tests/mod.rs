@@ -1,5 +1,6 @@
 //! The routes, against a tiny model with random weights: forms, statuses and bounds, not what is said.
 
+mod access;
 mod ai_batches;
 mod bounds;
 mod chat;

@@ -5,7 +5,7 @@
 
 use super::{AgentHost, services::Slot};
 use crate::{
-    AgentSummary, AgentVersion, Manifest, RuntimeError,
+    AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant,
     capability::log::now_ms,
     component::{Prepared, Source},
     schedule::manifest::rows,
@@ -36,7 +36,9 @@ impl AgentHost {
             deployed_at_ms: now_ms(),
             deployed_by: deployed_by.to_owned(),
         };
-        let schedules = rows(&prepared.manifest.schedule, deployed_by, services.clock.now_ms())?;
+        // The sessions that a manifest names are those of the operator.
+        let tenant = Tenant::local();
+        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
         let version = services.store.put_agent(&row, &bytes, &schedules).await?;
         let summary = self.put_into_force(prepared, version, row.deployed_at_ms).await;
         // Some may have waited for an agent that can be called.
@@ -63,7 +65,9 @@ impl AgentHost {
 
         let _one = self.inner.deploying.lock().await;
         services.check_place(&prepared.manifest, self.inner.max_agents)?;
-        let schedules = rows(&prepared.manifest.schedule, &row.deployed_by, services.clock.now_ms())?;
+        // The sessions that a manifest names are those of the operator.
+        let tenant = Tenant::local();
+        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
         if !services.store.put_in_force(name, version, &schedules).await? {
             // It was deleted or became too old meanwhile.
             return Err(services.not_found(name));

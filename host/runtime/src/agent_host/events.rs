@@ -18,7 +18,7 @@ impl AgentHost {
         let Event { id, source, topic, data, at_ms, principal } = event;
         let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
         let encoded = encode_data(data.as_ref()).map_err(|message| RuntimeError::InvalidEvent { message })?;
-        let deliveries = services.outbox.router.route(&id, &topic, data.as_ref());
+        let deliveries = services.outbox.router.route(&principal, &id, &topic, data.as_ref());
         services.outbox.reserve(deliveries.len()).await?;
         let now_ms = services.clock.now_ms();
         let kind = if source == HOST_SOURCE { "host" } else { "client" };

@@ -6,7 +6,8 @@
 use super::{AgentHost, MAX_PAGE};
 use crate::{
     MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail, SessionId,
-    SessionSummary,
+    SessionSummary, Tenant,
+    access::{plain_session, tenant_of},
     capability::{StoredConversation, log::now_ms, total_usage},
     portable::MAX_PORTABLE_BYTES,
     session::{Answer, Command, SessionKey, decode_conversation},
@@ -18,15 +19,18 @@ use tokio::sync::oneshot;
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
 impl AgentHost {
-    /// In the order of their ids, those after `after`.
+    /// A tenant's sessions in the order of their ids, those after `after`.
     pub async fn sessions(
         &self,
+        tenant: &Tenant,
         agent: &str,
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>, RuntimeError> {
         self.inner.services.known(agent)?;
-        let rows = self.inner.services.store.sessions(agent, after, limit.min(MAX_PAGE)).await?;
+        let after = after.map(|id| tenant.session(id)).transpose()?;
+        let store = &self.inner.services.store;
+        let rows = store.sessions(agent, &tenant.folder(), after.as_deref(), limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(session_summary).collect())
     }
 
@@ -87,6 +91,9 @@ impl AgentHost {
         from: &str,
         to: &str,
     ) -> Result<SessionSummary, RuntimeError> {
+        if tenant_of(from) != tenant_of(to) {
+            return Err(session_not_found(agent, from));
+        }
         let from = from.to_owned();
         let fork = self.write(agent, to, |answer| Command::Fork { from: from.clone(), answer }).await?;
         match fork {
@@ -173,18 +180,18 @@ fn readable(agent: &str, session: &str, row: &ConversationRow) -> Result<StoredC
     })
 }
 
-fn session_not_found(agent: &str, session: &str) -> RuntimeError {
-    let session = session.chars().take(128).collect();
+pub(super) fn session_not_found(agent: &str, session: &str) -> RuntimeError {
+    let session = plain_session(session).chars().take(128).collect();
     RuntimeError::SessionNotFound { agent: agent.to_owned(), session }
 }
 
 fn session_exists(agent: &str, session: &str) -> RuntimeError {
-    RuntimeError::SessionExists { agent: agent.to_owned(), session: session.to_owned() }
+    RuntimeError::SessionExists { agent: agent.to_owned(), session: plain_session(session).to_owned() }
 }
 
 fn session_summary(row: SessionRow) -> SessionSummary {
     SessionSummary {
-        id: row.session,
+        id: plain_session(&row.session).to_owned(),
         turns: row.turns,
         created_at_ms: row.created_at_ms,
         updated_at_ms: row.updated_at_ms,

@@ -1,8 +1,9 @@
 //! Turns as the host takes them, finds them again, and goes on with them after a restart.
 
-use super::{Active, AgentHost, Inner};
+use super::{Active, AgentHost, Inner, sessions::session_not_found};
 use crate::{
     AgentName, Invocation, Origin, Outcome, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
+    access::{plain_session, tenant_of},
     capability::log::now_ms,
     error::known_code,
     feed::{Feed, Hold, TurnEnd},
@@ -27,6 +28,9 @@ impl AgentHost {
         services.admit()?;
         AgentName::new(&invocation.agent)?;
         SessionId::new(&invocation.session)?;
+        if tenant_of(&invocation.session) != invocation.principal {
+            return Err(session_not_found(&invocation.agent, &invocation.session));
+        }
         check(&invocation)?;
         let agent = services.agent(&invocation.agent)?;
         if let Origin::Tool(tool) = &invocation.origin {
@@ -64,6 +68,7 @@ impl AgentHost {
                 TurnPhase::Failed { code, message, ended_at_ms }
             }
         };
+        let session = plain_session(&session).to_owned();
         Ok(TurnDetail { id, session, accepted_at_ms, phase })
     }
 
@@ -229,7 +234,7 @@ impl Inner {
         let row = self.services.store.turn(agent, session, turn).await?;
         row.ok_or_else(|| RuntimeError::TurnNotFound {
             agent: agent.to_owned(),
-            session: session.chars().take(80).collect(),
+            session: plain_session(session).chars().take(80).collect(),
             turn: turn.chars().take(80).collect(),
         })
     }

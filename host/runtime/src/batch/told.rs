@@ -55,7 +55,7 @@ impl Told {
         });
         // A batch is told of once each way.
         let id = format!("{}-{}", batch.id, self.name());
-        let deliveries = outbox.router.route(&id, &topic, Some(&data));
+        let deliveries = outbox.router.route(batch.principal, &id, &topic, Some(&data));
         Some(NewEvent {
             source: HOST_SOURCE.to_owned(),
             id,

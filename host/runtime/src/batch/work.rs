@@ -1,7 +1,7 @@
 //! What an item does when its time has come, and what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
-use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError};
+use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in};
 use skep_engine::{
     Affinity, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
@@ -80,7 +80,7 @@ fn invocation(item: &TakenItem) -> Invocation {
     Invocation {
         principal: item.principal.clone(),
         agent: item.model.strip_prefix(AGENT_MODEL).unwrap_or_default().to_owned(),
-        session: name.clone(),
+        session: session_in(&item.principal, &name),
         text: String::new(),
         data: None,
         origin: Origin::Direct,

@@ -75,7 +75,7 @@ impl TurnEvents {
         let TurnEvents { agent, principal, turn_id, hops, emitted, .. } = self;
         let row = |(index, Emitted { topic, data })| {
             let id = format!("{turn_id}-{}", index + 1);
-            let deliveries = outbox.router.route(&id, &topic, data.as_ref());
+            let deliveries = outbox.router.route(&principal, &id, &topic, data.as_ref());
             NewEvent {
                 source: format!("{AGENT_SOURCE}{agent}"),
                 id,

@@ -1,7 +1,7 @@
 //! Who takes which events: the triggers of the agents in force, and the webhooks.
 
 use super::{EventTrigger, TopicPattern};
-use crate::RuntimeError;
+use crate::{RuntimeError, Tenant};
 use serde_json::Value;
 use skep_store::{NewDelivery, Target};
 use std::{
@@ -23,13 +23,19 @@ struct Subscriptions {
 }
 
 impl EventRouter {
-    /// Where an event goes.
-    pub(crate) fn route(&self, id: &str, topic: &str, data: Option<&Value>) -> Vec<NewDelivery> {
+    /// Where an event of this tenant goes: to its own sessions, and to the webhooks of the operator.
+    pub(crate) fn route(
+        &self,
+        principal: &str,
+        id: &str,
+        topic: &str,
+        data: Option<&Value>,
+    ) -> Vec<NewDelivery> {
         let subscriptions = self.read();
         let mut deliveries: Vec<NewDelivery> = Vec::new();
         for (agent, triggers) in &subscriptions.agents {
             for trigger in triggers.iter().filter(|trigger| trigger.topic.matches(topic)) {
-                let (session, undeliverable) = match trigger.session.render(id, topic, data) {
+                let (session, undeliverable) = match session_of(trigger, principal, id, topic, data) {
                     Ok(session) => (session, None),
                     Err(why) => (String::new(), Some(why)),
                 };
@@ -96,6 +102,18 @@ impl EventRouter {
     }
 }
 
+/// The host's id of the session, or why there is none.
+fn session_of(
+    trigger: &EventTrigger,
+    principal: &str,
+    id: &str,
+    topic: &str,
+    data: Option<&Value>,
+) -> Result<String, String> {
+    let session = trigger.session.render(id, topic, data)?;
+    Tenant::new(principal).and_then(|tenant| tenant.session(&session)).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,16 +134,20 @@ mod tests {
         router.set_agent("b", &[trigger("bill.*", "s")]);
         router.set_webhook("w", vec![TopicPattern::new("order.paid").expect("a pattern")]);
         let to = |session: &str| Target::Session { agent: "a".into(), session: session.into() };
-        let routed = router.route("1", "order.paid", Some(&json!({"id": "t"})));
+        let routed = router.route("local", "1", "order.paid", Some(&json!({"id": "t"})));
         let targets: Vec<_> = routed.into_iter().map(|delivery| delivery.target).collect();
         assert_eq!(targets, [to("s"), to("t"), Target::Webhook("w".into())]);
-        let routed = router.route("1", "order.sent", None);
+        let of_a_tenant = router.route("acme", "1", "bill.paid", Some(&json!({"id": "rival/t"})));
+        let sessions: Vec<_> = of_a_tenant.into_iter().map(|delivery| delivery.target).collect();
+        assert_eq!(sessions[0], to("acme/s"));
+        assert_eq!(sessions[1], to(""), "what an event names cannot be another tenant's");
+        let routed = router.route("local", "1", "order.sent", None);
         assert_eq!(routed.len(), 2);
         assert!(routed[1].undeliverable.as_ref().expect("no id").contains("no data.id"));
         assert!(router.takes("bill.x") && !router.takes("skep.turn.done"));
         router.set_agent("b", &[]);
         router.remove_webhook("w");
-        assert_eq!(router.route("1", "bill.x", None).len(), 2);
+        assert_eq!(router.route("local", "1", "bill.x", None).len(), 2);
     }
 
     #[test]

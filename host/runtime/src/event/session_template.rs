@@ -57,7 +57,7 @@ impl SessionTemplate {
             pieces.push(Piece::Literal(rest.to_owned()));
         }
         if let [Piece::Literal(fixed)] = &pieces[..] {
-            SessionId::new(fixed).map_err(|error| error.to_string())?;
+            SessionId::plain(fixed).map_err(|error| error.to_string())?;
         }
         if pieces.is_empty() {
             return Err(wrong("is empty"));
@@ -81,7 +81,7 @@ impl SessionTemplate {
                 },
             }
         }
-        SessionId::new(&session).map_err(|error| error.to_string())?;
+        SessionId::plain(&session).map_err(|error| error.to_string())?;
         Ok(session)
     }
 }

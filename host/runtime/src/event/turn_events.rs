@@ -1,7 +1,7 @@
 //! `skep.turn.done` and `skep.turn.failed`: what the end of a turn tells those who asked for it.
 
 use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
-use crate::{Invocation, Origin, Outcome, RuntimeError};
+use crate::{Invocation, Origin, Outcome, RuntimeError, access::plain_session};
 use serde_json::{Value, json};
 use skep_store::{DeliveryKey, NewEvent, Occasion};
 
@@ -63,7 +63,7 @@ impl TurnEnding {
             return None;
         }
         let mut told = json!({
-            "agent": self.agent, "session": self.session, "turn_id": self.turn_id, "turn": outcome.turn,
+            "agent": self.agent, "session": plain_session(&self.session), "turn_id": self.turn_id, "turn": outcome.turn,
             "usage": {
                 "prompt_tokens": outcome.usage.prompt_tokens,
                 "completion_tokens": outcome.usage.completion_tokens,
@@ -84,7 +84,7 @@ impl TurnEnding {
         }
         let message: String = error.to_string().chars().take(MAX_MESSAGE_CHARS).collect();
         let told = json!({
-            "agent": self.agent, "session": self.session, "turn_id": self.turn_id,
+            "agent": self.agent, "session": plain_session(&self.session), "turn_id": self.turn_id,
             "error": {"code": error.code(), "message": message},
         });
         self.event(outbox, FAILED, &told, at_ms)
@@ -95,7 +95,7 @@ impl TurnEnding {
     }
 
     fn event(&self, outbox: &Outbox, topic: &str, told: &Value, at_ms: u64) -> Option<NewEvent> {
-        let deliveries = outbox.router.route(&self.turn_id, topic, Some(told));
+        let deliveries = outbox.router.route(&self.principal, &self.turn_id, topic, Some(told));
         Some(NewEvent {
             source: HOST_SOURCE.to_owned(),
             id: self.turn_id.clone(),

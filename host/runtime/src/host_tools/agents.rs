@@ -5,8 +5,14 @@
 //! turn ends, so do the turns that it called and no longer waits for.
 
 use crate::{
-    Invocation, Origin, RuntimeError, ToolOrigin, agent_host::Services, bindings::tools::ToolError,
-    capability::Turn, component::Deployed, journal::Call, tools::Tool,
+    Invocation, Origin, RuntimeError, ToolOrigin,
+    access::{plain_session, session_beside},
+    agent_host::Services,
+    bindings::tools::ToolError,
+    capability::Turn,
+    component::Deployed,
+    journal::Call,
+    tools::Tool,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -140,13 +146,14 @@ fn chain(turn: &Turn, callee: &str) -> Result<Vec<String>, ToolError> {
 /// One session of the called agent for each session that calls it.
 fn session_of(turn: &Turn) -> String {
     let caller = turn.agent.manifest.name.as_str();
-    let session = turn.affinity.session.as_deref().unwrap_or_default();
+    let callers = turn.affinity.session.as_deref().unwrap_or_default();
+    let session = plain_session(callers);
     let readable = format!("{caller}~{session}");
     if readable.len() <= MAX_SESSION_BYTES {
-        return readable;
+        return session_beside(callers, &readable);
     }
     let digest = Sha256::digest(session);
-    format!("{caller}~{}", &crate::component::hex(&digest)[..40])
+    session_beside(callers, &format!("{caller}~{}", &crate::component::hex(&digest)[..40]))
 }
 
 /// What the end of the called turn means to who called.

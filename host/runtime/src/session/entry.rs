@@ -2,6 +2,7 @@
 
 use crate::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, RuntimeError, ToolOrigin,
+    access::plain_session,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
 };
 use serde_json::Value;
@@ -35,6 +36,8 @@ pub(crate) enum Reply {
 impl Entry {
     pub(super) fn new(invocation: Invocation, turn: u64, received_at_ms: u64) -> Self {
         let Invocation { session, text, data, origin, .. } = invocation;
+        // As its tenant calls it: an agent does the same for each of them.
+        let session = plain_session(&session).to_owned();
         let data = data.map(|data| data.to_string());
         let message = |text, data, session, origin| {
             Entry::Message(handler::Message { text, data, session, turn, received_at_ms, origin })

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, ItemCounts, LogFilter,
-    NewBatch, RuntimeError, RuntimeOptions,
+    NewBatch, RuntimeError, RuntimeOptions, Tenant,
 };
 use serde_json::json;
 use skep_engine::{
@@ -17,7 +17,7 @@ use skep_engine::{
 use skep_store::Take;
 use std::time::Duration;
 
-const PRINCIPAL: &str = "tester";
+const PRINCIPAL: &str = "local";
 
 fn chat(text: &str, options: ChatOptions) -> BatchItem {
     let messages = vec![ChatMessage::user(text)];
@@ -92,7 +92,7 @@ async fn an_agent_answers_items_in_sessions_of_their_own() {
         other => panic!("{other:?}"),
     });
     assert_eq!(texts.collect::<Vec<_>>(), ["hello", "bye"]);
-    let sessions = host.agents.sessions("echo", None, 10).await.expect("listed");
+    let sessions = host.agents.sessions(&Tenant::local(), "echo", None, 10).await.expect("listed");
     assert!(sessions.iter().all(|session| session.turns == 1) && sessions.len() == 2, "{sessions:?}");
 }
 

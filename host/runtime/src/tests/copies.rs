@@ -5,7 +5,7 @@ use super::{
     guest::{counter, spinner},
     inference::chatter,
 };
-use crate::{Invocation, PortableSession, RuntimeOptions};
+use crate::{Invocation, PortableSession, RuntimeOptions, Tenant};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -69,7 +69,8 @@ async fn a_fork_is_of_the_committed_past_and_never_over_a_session_that_is_there(
         ("s", "other", "session_exists"),
         ("s", "s", "session_exists"),
         ("nobody", "new", "session_not_found"),
-        ("s", "a/b", "invalid_name"),
+        ("s", "a b", "invalid_name"),
+        ("s", "rival/copy", "session_not_found"),
     ] {
         let error = host.agents.fork_session("spin", from, to).await.expect_err(to);
         assert_eq!(error.code(), code, "{from} to {to}: {error}");
@@ -122,7 +123,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
     host.agents.delete_session("chat", "s").await.expect("it is there");
     type Change = fn(&mut PortableSession);
     let wrong: [(Change, &str, &str); 7] = [
-        (|s| s.summary.id = "a/b".into(), "invalid_name", "session id"),
+        (|s| s.summary.id = "a/b/c".into(), "invalid_name", "session id"),
         (|s| s.summary.turns = 0, "invalid_session", "turns is 0"),
         (
             |s| s.conversations[0].model = "nobody".into(),
@@ -145,7 +146,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
         assert_eq!(error.code(), code, "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
-    assert!(host.agents.sessions("chat", None, 10).await.expect("known").is_empty());
+    assert!(host.agents.sessions(&Tenant::local(), "chat", None, 10).await.expect("known").is_empty());
     host.agents.import_session("chat", right, false).await.expect("it was right");
 }
 
@@ -204,7 +205,7 @@ async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn() {
         host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("goes well");
         let mut left = Vec::new();
         for agent in ["short", "long"] {
-            let sessions = host.agents.sessions(agent, None, 10).await.expect("known");
+            let sessions = host.agents.sessions(&Tenant::local(), agent, None, 10).await.expect("known");
             left.extend(sessions.into_iter().map(|session| format!("{agent}/{}", session.id)));
         }
         left

@@ -24,7 +24,7 @@ fn event(id: &str, topic: &str, data: Value) -> Event {
         topic: topic.into(),
         data: Some(data),
         at_ms: None,
-        principal: "tester".into(),
+        principal: "local".into(),
     }
 }
 

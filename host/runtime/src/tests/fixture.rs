@@ -150,7 +150,7 @@ pub(super) async fn until<T>(look: impl AsyncFn() -> Option<T>) -> T {
 
 pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
     Invocation {
-        principal: "tester".into(),
+        principal: "local".into(),
         agent: agent.into(),
         session: session.into(),
         text: text.into(),

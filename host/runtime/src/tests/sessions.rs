@@ -184,9 +184,12 @@ async fn a_drain_lets_turns_end_until_its_deadline_and_takes_no_more() {
 async fn names_that_cannot_be_are_refused_before_anything_runs() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
-    for (agent, session, code) in
-        [("Echo", "s", "invalid_name"), ("echo", "a/b", "invalid_name"), ("nobody", "s", "agent_not_found")]
-    {
+    for (agent, session, code) in [
+        ("Echo", "s", "invalid_name"),
+        ("echo", "A/b", "invalid_name"),
+        ("echo", "other/s", "session_not_found"),
+        ("nobody", "s", "agent_not_found"),
+    ] {
         assert_eq!(host.invoke(agent, session, "hi").await.expect_err(agent).code(), code);
     }
 }

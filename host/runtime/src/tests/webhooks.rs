@@ -32,7 +32,7 @@ async fn publish(host: &Host, id: &str) {
         topic: "order.paid".into(),
         data: Some(json!({"order_id": "o-7"})),
         at_ms: Some(1_700_000_000_000),
-        principal: "tester".into(),
+        principal: "local".into(),
     };
     host.agents.publish(event).await.expect("taken");
 }

@@ -35,7 +35,7 @@ pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Resul
 /// The reply of one turn.
 pub async fn turn(host: &AgentHost, agent: &str, session: &str, text: &str) -> Result<String, RuntimeError> {
     let invocation = Invocation {
-        principal: "bench".to_owned(),
+        principal: "local".to_owned(),
         agent: agent.to_owned(),
         session: session.to_owned(),
         text: text.to_owned(),

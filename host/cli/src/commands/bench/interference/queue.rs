@@ -14,7 +14,7 @@ use skep_store::Store;
 use super::{Args, Decodes, Gaps, WARM_TOKENS};
 use crate::commands::out;
 
-const PRINCIPAL: &str = "bench";
+const PRINCIPAL: &str = "local";
 /// More than can be answered while a round is measured.
 const ITEMS: usize = 4_000;
 const ANSWER_TOKENS: usize = 64;

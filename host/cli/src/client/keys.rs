@@ -1,0 +1,73 @@
+//! API keys, over HTTP.
+
+use super::{Client, wire};
+use anyhow::Result;
+use reqwest::Method;
+use serde::{Deserialize, Serialize};
+use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+/// A key as the host tells of it.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub struct Key {
+    pub id: String,
+    pub tenant: String,
+    pub role: String,
+    /// `None` is all of them.
+    pub agents: Option<Vec<String>>,
+    pub name: String,
+    pub created_at_ms: u64,
+    pub expires_at_ms: Option<u64>,
+    pub revoked_at_ms: Option<u64>,
+    /// To the day.
+    pub last_used_at_ms: Option<u64>,
+    /// The key itself, which is told once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// A key to be made.
+#[derive(Debug, Clone, Serialize)]
+pub struct NewKey {
+    pub tenant: Tenant,
+    pub role: Role,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agents: Option<Vec<AgentName>>,
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_s: Option<u64>,
+}
+
+impl Client {
+    pub async fn create_key(&self, new: &NewKey) -> Result<Key> {
+        self.json(self.request(Method::POST, &["v1", "keys"]).json(new)).await
+    }
+
+    /// The oldest first.
+    pub async fn keys(&self) -> Result<Vec<Key>> {
+        let list: wire::List<Key> = self.json(self.request(Method::GET, &["v1", "keys"])).await?;
+        Ok(list.data)
+    }
+
+    pub async fn revoke_key(&self, id: &str) -> Result<Key> {
+        self.json(self.request(Method::DELETE, &["v1", "keys", id])).await
+    }
+}
+
+impl From<ApiKey> for Key {
+    fn from(key: ApiKey) -> Self {
+        Key {
+            id: key.id,
+            tenant: key.tenant.to_string(),
+            role: key.role.to_string(),
+            agents: key.agents.map(|agents| agents.iter().map(AgentName::to_string).collect()),
+            name: key.name,
+            created_at_ms: key.created_at_ms,
+            expires_at_ms: key.expires_at_ms,
+            revoked_at_ms: key.revoked_at_ms,
+            last_used_at_ms: key.last_used_day.map(|day| u64::from(day) * DAY_MS),
+            key: None,
+        }
+    }
+}

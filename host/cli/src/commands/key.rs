@@ -1,0 +1,262 @@
+//! `skep key`: make, list and revoke API keys.
+//!
+//! Over HTTP, as an admin; or in the data folder of a host, which whoever may read it can do without a key.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use skep_runtime::{AgentName, KeyRing, NewApiKey, Role, Tenant};
+use skep_store::{Durability, Store};
+
+use super::{HostArgs, out};
+use crate::client::{Client, Key, NewKey};
+use crate::failure::Usage;
+use crate::style;
+
+/// Make, list and revoke API keys
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Create(CreateArgs),
+    List(ListArgs),
+    Revoke(RevokeArgs),
+}
+
+/// Make an API key and print it, once
+///
+/// A key speaks for one tenant: its sessions are its own. Agents and models are the host's, for all of them. The roles: read
+/// sees lists, sessions, logs and figures; invoke sends messages and generates too; admin is the operator's and does
+/// everything. The first key of a host is made in its data folder, with --data.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep key create --role admin --data ~/.local/share/skep
+  export SKEP_API_KEY=$(skep key create --role admin --data data)
+  skep key create --tenant acme --role invoke --name ci --expires 30d
+  skep key create --tenant acme --role invoke --agents concierge,echo")]
+pub struct CreateArgs {
+    /// Whose key it is; `local` has the sessions of a host that asks for no keys
+    #[arg(long, default_value = "local")]
+    tenant: String,
+    /// read, invoke or admin
+    #[arg(long)]
+    role: String,
+    /// Only for these agents [default: all of them, and the models]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    agents: Vec<String>,
+    /// What people call it
+    #[arg(long, default_value = "")]
+    name: String,
+    /// How long it is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    expires: Option<Duration>,
+    #[command(flatten)]
+    place: Place,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the API keys of a host; the keys themselves are not kept
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep key list
+  skep key list --data data
+  skep key list --json | jq -r '.[] | select(.revoked_at_ms == null) | .id'")]
+pub struct ListArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Refuse a key from now on
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep key revoke key-5f0c2a9b81d4
+  skep key revoke key-5f0c2a9b81d4 --data data")]
+pub struct RevokeArgs {
+    /// The key's id, as `skep key list` prints it
+    id: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where the keys are.
+#[derive(Debug, clap::Args)]
+struct Place {
+    #[command(flatten)]
+    host: HostArgs,
+    /// In the data folder of a host on this machine, whether it runs or not; no key is needed
+    #[arg(long, value_name = "DIR", conflicts_with = "url")]
+    data: Option<PathBuf>,
+}
+
+enum Keys {
+    OfHost(Box<Client>),
+    InFolder { ring: KeyRing, store: Store },
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Create(args) => create(args).await,
+        Command::List(args) => list(args).await,
+        Command::Revoke(args) => revoke(args).await,
+    }
+}
+
+async fn create(args: CreateArgs) -> Result<()> {
+    let agents = args.agents.iter().map(|name| AgentName::new(name)).collect::<Result<Vec<_>, _>>();
+    let agents = agents.map_err(usage)?;
+    let new = NewKey {
+        tenant: Tenant::new(&args.tenant).map_err(usage)?,
+        role: args.role.parse::<Role>().map_err(usage)?,
+        agents: (!agents.is_empty()).then_some(agents),
+        name: args.name,
+        expires_in_s: args.expires.map(|time| time.as_secs()),
+    };
+    let made = Keys::at(&args.place).await?.create(new).await?;
+    if args.json {
+        return out::json(&made);
+    }
+    let about =
+        format!("  {} of tenant {} with the role {}; it is shown only now", made.id, made.tenant, made.role);
+    eprintln!("{}", style::stderr().dim(&about));
+    out::line(made.key.as_deref().context("the host did not tell the key")?)
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let keys = Keys::at(&args.place).await?.list().await?;
+    if args.json {
+        return out::json(&keys);
+    }
+    if keys.is_empty() {
+        return out::line("no keys yet; make one with: skep key create --role admin");
+    }
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let rows: Vec<_> = keys
+        .into_iter()
+        .map(|key| {
+            let state = state(&key, now_ms);
+            let agents = key.agents.map_or_else(|| "all".to_owned(), |agents| agents.join(", "));
+            let used = key.last_used_at_ms.map_or_else(|| "never".to_owned(), |day| used(day, now_ms));
+            [key.id, key.tenant, key.role, agents, key.name, out::ago(key.created_at_ms), used, state]
+        })
+        .collect();
+    out::table(["KEY", "TENANT", "ROLE", "AGENTS", "NAME", "MADE", "USED", "STATE"], &rows)
+}
+
+async fn revoke(args: RevokeArgs) -> Result<()> {
+    let key = Keys::at(&args.place).await?.revoke(&args.id).await?;
+    out::line(&format!("{} of tenant {} is refused from now on", key.id, key.tenant))
+}
+
+impl Keys {
+    async fn at(place: &Place) -> Result<Self> {
+        match &place.data {
+            Some(dir) => Self::in_folder(dir).await,
+            None => Ok(Keys::OfHost(Box::new(place.host.client()?))),
+        }
+    }
+
+    async fn in_folder(dir: &Path) -> Result<Self> {
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("cannot create the data folder {}", dir.display()))?;
+        let store = Store::open(&dir.join("skep.db"), Durability::Power).await?;
+        Ok(Keys::InFolder { ring: KeyRing::new(store.clone()), store })
+    }
+
+    async fn create(self, new: NewKey) -> Result<Key> {
+        match self {
+            Keys::OfHost(client) => client.create_key(&new).await,
+            Keys::InFolder { ring, store } => {
+                let NewKey { tenant, role, agents, name, expires_in_s } = new;
+                let expires_in = expires_in_s.map(Duration::from_secs);
+                let (key, secret) = ring.create(NewApiKey { tenant, role, agents, name, expires_in }).await?;
+                store.close().await;
+                Ok(Key { key: Some(secret), ..Key::from(key) })
+            }
+        }
+    }
+
+    async fn list(self) -> Result<Vec<Key>> {
+        match self {
+            Keys::OfHost(client) => client.keys().await,
+            Keys::InFolder { ring, store } => {
+                let keys = ring.list().await?;
+                store.close().await;
+                Ok(keys.into_iter().map(Key::from).collect())
+            }
+        }
+    }
+
+    async fn revoke(self, id: &str) -> Result<Key> {
+        match self {
+            Keys::OfHost(client) => client.revoke_key(id).await,
+            Keys::InFolder { ring, store } => {
+                let key = ring.revoke(id).await?;
+                store.close().await;
+                Ok(key.into())
+            }
+        }
+    }
+}
+
+fn state(key: &Key, now_ms: u64) -> String {
+    match (key.revoked_at_ms, key.expires_at_ms) {
+        (Some(_), _) => "revoked".to_owned(),
+        (None, Some(at)) if at <= now_ms => "expired".to_owned(),
+        (None, Some(at)) => match (at - now_ms) / 3_600_000 {
+            hours @ 0..48 => format!("valid for {hours} h"),
+            hours => format!("valid for {} days", hours / 24),
+        },
+        (None, None) => "valid".to_owned(),
+    }
+}
+
+fn used(day_ms: u64, now_ms: u64) -> String {
+    match now_ms.saturating_sub(day_ms) / (24 * 3_600_000) {
+        0 => "today".to_owned(),
+        1 => "yesterday".to_owned(),
+        days => format!("{days} days ago"),
+    }
+}
+
+fn usage(error: skep_runtime::RuntimeError) -> anyhow::Error {
+    anyhow::anyhow!(Usage(error.to_string()))
+}
+
+/// A number and a unit.
+fn lifetime(text: &str) -> Result<Duration> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => bail!("a time is a number and s, m, h or d, such as 30d"),
+    };
+    let number: u64 = number.parse().context("a time is a number and s, m, h or d, such as 30d")?;
+    let seconds = number.checked_mul(seconds).filter(|seconds| *seconds > 0 && *seconds <= MAX_LIFETIME_S);
+    seconds.map(Duration::from_secs).context("a key is valid for a second to ten years")
+}
+
+const MAX_LIFETIME_S: u64 = 3_653 * 86_400;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lifetime_is_a_number_and_a_unit() {
+        for (text, seconds) in [("90s", 90), ("45m", 2_700), ("12h", 43_200), ("30d", 2_592_000)] {
+            assert_eq!(lifetime(text).expect(text).as_secs(), seconds);
+        }
+        for text in ["", "30", "d", "0d", "-1d", "1.5h", "1w", "99999999d", "99999999999999999999d"] {
+            lifetime(text).expect_err(text);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! `[auth]`: whether the host asks for API keys.
+
+use anyhow::{Result, bail};
+use serde::Deserialize;
+use skep_gateway::AccessOptions;
+use std::net::IpAddr;
+
+/// The section as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthConfig {
+    /// Without it: unless only this machine can connect.
+    pub required: Option<bool>,
+    /// `/metrics` asks for no key.
+    pub open_metrics: Option<bool>,
+}
+
+/// Whether keys are asked for, before it is known where the host listens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AuthOptions {
+    pub required: Option<bool>,
+    /// Whoever can connect may do everything, and the operator knows it.
+    pub insecure: bool,
+    pub open_metrics: bool,
+}
+
+/// `--auth`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AuthFlag {
+    Required,
+    Off,
+}
+
+impl AuthConfig {
+    pub(super) fn apply(&self, options: &mut AuthOptions) {
+        options.required = self.required.or(options.required);
+        options.open_metrics = self.open_metrics.unwrap_or(options.open_metrics);
+    }
+}
+
+impl AuthOptions {
+    /// What holds for a host that listens there.
+    pub fn at(self, address: IpAddr) -> Result<AccessOptions> {
+        let is_local = address.is_loopback();
+        let keys_required = self.required.unwrap_or(!is_local);
+        if !keys_required && !is_local && !self.insecure {
+            bail!(
+                "whoever can connect to {address} could do everything, because no API key is asked for\n  hint: leave out \
+                 `required = false` under [auth] and --auth off, and make a key with `skep key create`; or listen on \
+                 127.0.0.1; or insist with --insecure"
+            );
+        }
+        Ok(AccessOptions { keys_required, open_metrics: self.open_metrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_asked_for_unless_only_this_machine_can_connect_or_the_operator_insists() {
+        let at = |required, insecure, address: &str| {
+            let options = AuthOptions { required, insecure, open_metrics: false };
+            options.at(address.parse().expect("an address")).map(|access| access.keys_required)
+        };
+        for local in ["127.0.0.1", "::1", "127.8.0.1"] {
+            assert!(!at(None, false, local).expect("the default"));
+            assert!(at(Some(true), false, local).expect("asked for"));
+        }
+        for open in ["0.0.0.0", "::", "10.0.0.7"] {
+            assert!(at(None, false, open).expect("the default"));
+            let refusal = at(Some(false), false, open).expect_err("open to everyone").to_string();
+            assert!(refusal.contains("skep key create") && refusal.contains("--insecure"), "{refusal}");
+            assert!(!at(Some(false), true, open).expect("the operator insists"));
+        }
+    }
+}

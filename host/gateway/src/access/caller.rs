@@ -1,0 +1,97 @@
+//! Who asks. Handlers take it as an argument; there is no other way to learn it.
+
+use crate::ApiError;
+use axum::{
+    extract::FromRequestParts,
+    http::{StatusCode, request::Parts},
+};
+use skep_engine::Affinity;
+use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+
+/// A tenant, in a role.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(crate) tenant: Tenant,
+    role: Role,
+    /// The agents that it may reach; `None` is all of them, and the models.
+    agents: Option<Vec<AgentName>>,
+    /// The key's id; `None` where no key is asked for.
+    key: Option<String>,
+}
+
+impl Caller {
+    /// Everyone, where no key is asked for.
+    pub(super) fn operator() -> Self {
+        Caller { tenant: Tenant::local(), role: Role::Admin, agents: None, key: None }
+    }
+
+    pub(super) fn with(key: &ApiKey) -> Self {
+        let ApiKey { id, tenant, role, agents, .. } = key.clone();
+        Caller { tenant, role, agents, key: Some(id) }
+    }
+
+    /// How a deployment names who made it.
+    pub(crate) fn name(&self) -> String {
+        self.key.clone().unwrap_or_else(|| self.tenant.to_string())
+    }
+
+    /// The host's id of a session that the caller names anywhere but in the path.
+    pub(crate) fn session(&self, id: &str) -> Result<String, ApiError> {
+        Ok(self.tenant.session(id)?)
+    }
+
+    /// Where this tenant's prefixes may be warm.
+    pub(crate) fn affinity(&self, session: Option<String>, parent: Option<String>) -> Affinity {
+        Affinity { tenant: self.tenant.to_string(), agent: None, session, parent }
+    }
+
+    pub(super) fn must_be(&self, role: Role) -> Result<(), ApiError> {
+        if self.role >= role {
+            return Ok(());
+        }
+        let message = format!("this needs a key with the role `{role}`; {} has `{}`", self.name(), self.role);
+        Err(forbidden("role_missing", message))
+    }
+
+    /// Whether it may reach some agents only.
+    pub(super) fn is_narrow(&self) -> bool {
+        self.agents.is_some()
+    }
+
+    pub(super) fn refuse_wide(&self) -> ApiError {
+        forbidden("key_is_for_agents", format!("{} is for {} only", self.name(), self.agent_names()))
+    }
+
+    /// Whether it sees an agent in a list.
+    pub(crate) fn reaches(&self, agent: &str) -> bool {
+        self.agents.as_ref().is_none_or(|agents| agents.iter().any(|known| known.as_str() == agent))
+    }
+
+    /// For handlers that learn the agent from anything but the path.
+    pub(crate) fn may_reach(&self, agent: &str) -> Result<(), ApiError> {
+        if self.reaches(agent) { Ok(()) } else { Err(self.refuse_wide()) }
+    }
+
+    /// For handlers that ask a model without an agent.
+    pub(crate) fn may_reach_models(&self) -> Result<(), ApiError> {
+        if self.is_narrow() { Err(self.refuse_wide()) } else { Ok(()) }
+    }
+
+    fn agent_names(&self) -> String {
+        let names = self.agents.iter().flatten().map(|name| format!("agent {name}"));
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        caller.ok_or_else(|| ApiError::internal("a route that is open to everyone asks who asks"))
+    }
+}
+
+fn forbidden(code: &'static str, message: String) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, code, message)
+}

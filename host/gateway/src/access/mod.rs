@@ -1,0 +1,99 @@
+//! Who asks, and whether they may: before any handler sees a request.
+//!
+//! [`identify`] runs before a request finds its route: it finds the tenant, and writes the tenant's own name into the path
+//! of a session, so that no handler can reach a session of another tenant by forgetting to look. [`authorize`] runs
+//! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most.
+
+mod caller;
+mod presented_key;
+mod roles;
+mod session_path;
+
+pub(crate) use caller::Caller;
+
+use crate::{ApiError, Gateway};
+use axum::{
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use skep_runtime::RuntimeError;
+
+/// Whether requests need a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AccessOptions {
+    /// Without a key nothing is answered but whether the server lives. Else everyone is the operator.
+    pub keys_required: bool,
+    /// `/metrics` is for everyone.
+    pub open_metrics: bool,
+}
+
+/// What [`identify`] found, for [`authorize`].
+#[derive(Clone)]
+struct Identity(Result<Caller, ApiError>);
+
+/// Finds out who asks. What that means is decided where the route is known.
+pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+    let caller = if gateway.options.access.keys_required {
+        caller_by_key(&gateway, request.headers()).await
+    } else {
+        Ok(Caller::operator())
+    };
+    let caller = caller.and_then(|caller| {
+        session_path::name_tenant(request.uri_mut(), &caller.tenant)?;
+        Ok(caller)
+    });
+    request.extensions_mut().insert(Identity(caller));
+    next.run(request).await
+}
+
+async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    let Some(key) = presented_key::of(headers)? else {
+        let message =
+            "this host asks for an API key: send `authorization: Bearer skep_…`; `skep key create` makes one";
+        let error = ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message);
+        return Err(error.with_header(header::WWW_AUTHENTICATE, "Bearer realm=\"skep\""));
+    };
+    match gateway.host.keys().authenticate(key).await {
+        Ok(key) => Ok(Caller::with(&key)),
+        Err(error @ RuntimeError::KeyRefused { .. }) => Err(ApiError::from(error)
+            .with_header(header::WWW_AUTHENTICATE, "Bearer realm=\"skep\", error=\"invalid_token\"")),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Lets a request through to its handler, or not.
+pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    match admit(&gateway, request).await {
+        Ok(request) => next.run(request).await,
+        Err(refusal) => refusal,
+    }
+}
+
+async fn admit(gateway: &Gateway, request: Request) -> Result<Request, Response> {
+    let (mut parts, body) = request.into_parts();
+    let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let identity = parts.extensions.remove::<Identity>();
+    let identity = identity.map_or_else(|| Err(ApiError::internal("nobody asked who asks")), |found| found.0);
+    let need = roles::need(&parts.method, route.as_deref(), &gateway.options.access);
+    let Some(role) = need else {
+        return Ok(Request::from_parts(parts, body));
+    };
+    let caller = identity.map_err(IntoResponse::into_response)?;
+    caller.must_be(role).map_err(IntoResponse::into_response)?;
+    if caller.is_narrow() {
+        let parameters = RawPathParams::from_request_parts(&mut parts, &()).await;
+        let parameters = parameters.map_err(IntoResponse::into_response)?;
+        let agent = parameters.iter().find(|(name, _)| *name == "agent").map(|(_, agent)| agent);
+        let narrowed = match agent {
+            Some(agent) => caller.may_reach(agent),
+            // Whose handlers look for themselves.
+            None if roles::is_narrowed(route.as_deref()) => Ok(()),
+            None => Err(caller.refuse_wide()),
+        };
+        narrowed.map_err(IntoResponse::into_response)?;
+    }
+    parts.extensions.insert(caller);
+    Ok(Request::from_parts(parts, body))
+}

@@ -1,0 +1,53 @@
+//! Where clients put their keys: `authorization: Bearer`, as OpenAI's do, or `x-api-key`, as Anthropic's do.
+
+use crate::ApiError;
+use axum::http::{HeaderMap, StatusCode, header};
+
+/// Longer strings are no key of ours.
+const MAX_BYTES: usize = 256;
+
+pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    let bad = |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
+    let text = |value: &axum::http::HeaderValue| value.len() <= MAX_BYTES;
+    if let Some(value) = headers.get(header::AUTHORIZATION) {
+        let value = Some(value).filter(|value| text(value)).and_then(|value| value.to_str().ok());
+        let scheme_and_key = value.and_then(|value| value.split_once(' '));
+        return match scheme_and_key {
+            Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(key.trim())),
+            _ => Err(bad("the header authorization must be `Bearer` and an API key")),
+        };
+    }
+    match headers.get("x-api-key") {
+        None => Ok(None),
+        Some(value) => {
+            let key = Some(value).filter(|value| text(value)).and_then(|value| value.to_str().ok());
+            key.map(|key| Some(key.trim())).ok_or_else(|| bad("the header x-api-key is not an API key"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn presented(name: &'static str, value: &str) -> Result<Option<String>, ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        of(&headers).map(|key| key.map(str::to_owned))
+    }
+
+    #[test]
+    fn a_key_comes_in_either_header() {
+        assert!(of(&HeaderMap::new()).unwrap().is_none());
+        for (name, value) in
+            [("authorization", "Bearer k"), ("authorization", "bearer  k"), ("x-api-key", "k")]
+        {
+            assert_eq!(presented(name, value).unwrap().as_deref(), Some("k"), "{name}: {value}");
+        }
+        for (name, value) in
+            [("authorization", "Basic k"), ("authorization", "k"), ("x-api-key", &"k".repeat(257))]
+        {
+            assert!(presented(name, value).is_err(), "{name}: {value}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What each route needs. One that is not in this table needs an admin.
+
+use super::AccessOptions;
+use axum::http::Method;
+use skep_runtime::Role::{self, Admin, Invoke, Read};
+
+/// By method and path as the router knows it. HEAD is as GET.
+const ROUTES: &[(Method, &str, Role)] = &[
+    (Method::GET, "/v1/agents", Read),
+    (Method::POST, "/v1/agents", Admin),
+    (Method::GET, "/v1/agents/{agent}", Read),
+    (Method::DELETE, "/v1/agents/{agent}", Admin),
+    (Method::GET, "/v1/agents/{agent}/versions", Read),
+    (Method::POST, "/v1/agents/{agent}/rollback", Admin),
+    (Method::GET, "/v1/agents/{agent}/logs", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}", Read),
+    (Method::PUT, "/v1/agents/{agent}/sessions/{session}", Invoke),
+    (Method::DELETE, "/v1/agents/{agent}/sessions/{session}", Invoke),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/messages", Read),
+    (Method::POST, "/v1/agents/{agent}/sessions/{session}/messages", Invoke),
+    (Method::POST, "/v1/agents/{agent}/sessions/{session}/fork", Invoke),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/export", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Read),
+    (Method::DELETE, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Invoke),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", Read),
+    // These have what is of all tenants.
+    (Method::GET, "/v1/approvals", Admin),
+    (Method::POST, "/v1/approvals/{id}", Admin),
+    (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", Admin),
+    (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", Admin),
+    (Method::GET, "/v1/schedules", Admin),
+    (Method::GET, "/v1/events", Admin),
+    (Method::POST, "/v1/events", Invoke),
+    (Method::GET, "/v1/webhooks", Admin),
+    (Method::POST, "/v1/webhooks", Admin),
+    (Method::DELETE, "/v1/webhooks/{webhook}", Admin),
+    (Method::GET, "/v1/webhooks/dead-letters", Admin),
+    (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
+    (Method::GET, "/v1/mcp", Admin),
+    (Method::POST, "/v1/chat/completions", Invoke),
+    (Method::POST, "/v1/completions", Invoke),
+    (Method::POST, "/ai/run/{*model}", Invoke),
+    (Method::POST, "/client/v4/accounts/{account}/ai/run/{*model}", Invoke),
+    (Method::GET, "/ai/batches/{id}", Read),
+    (Method::DELETE, "/ai/batches/{id}", Invoke),
+    (Method::GET, "/v1/keys", Admin),
+    (Method::POST, "/v1/keys", Admin),
+    (Method::DELETE, "/v1/keys/{key}", Admin),
+    (Method::GET, "/v1/secrets", Admin),
+    (Method::PUT, "/v1/secrets/{name}", Admin),
+    (Method::DELETE, "/v1/secrets/{name}", Admin),
+    (Method::GET, "/v1/logs", Read),
+    (Method::GET, "/v1/models", Read),
+    (Method::GET, "/v1/models/{model}", Read),
+    (Method::GET, "/mcp", Invoke),
+    (Method::POST, "/mcp", Invoke),
+    (Method::DELETE, "/mcp", Invoke),
+    (Method::GET, "/metrics", Read),
+];
+
+/// Whether the process lives is nobody's secret.
+const OPEN: [&str; 2] = ["/healthz", "/readyz"];
+
+/// Routes without an agent in their path that keys for some agents may use, because their handlers ask the caller.
+const NARROWED: [&str; 5] =
+    ["/v1/agents", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/mcp"];
+
+/// The role that a request needs, or none. What matches no route may be one of an agent's own.
+pub(super) fn need(method: &Method, route: Option<&str>, options: &AccessOptions) -> Option<Role> {
+    let Some(route) = route else { return Some(Invoke) };
+    if OPEN.contains(&route) || (route == "/metrics" && options.open_metrics) {
+        return None;
+    }
+    let method = if method == Method::HEAD { &Method::GET } else { method };
+    let known = ROUTES.iter().find(|(known, path, _)| known == method && *path == route);
+    Some(known.map_or(Admin, |(_, _, role)| *role))
+}
+
+/// Whether the handler itself looks at which agents the caller may reach.
+pub(super) fn is_narrowed(route: Option<&str>) -> bool {
+    route.is_none_or(|route| NARROWED.contains(&route))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The router cannot be asked for its routes; its source can.
+    fn routes_of_the_router() -> Vec<(Method, String)> {
+        let source: String = include_str!("../lib.rs").split_whitespace().collect();
+        let mut routes = Vec::new();
+        for call in source.split(".route").skip(1) {
+            let call = call.split(".fallback(").next().unwrap();
+            let path = call.split('"').nth(1).unwrap_or_default();
+            if !path.starts_with('/') {
+                continue;
+            }
+            // What the protocol of tool servers uses; the server itself refuses the others.
+            if call.contains(",any(") {
+                routes.extend(
+                    [Method::GET, Method::POST, Method::DELETE].map(|method| (method, path.to_owned())),
+                );
+            }
+            for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+                let word = format!("{}(", method.as_str().to_lowercase());
+                if [',', '.', '('].iter().any(|before| call.contains(&format!("{before}{word}"))) {
+                    routes.push((method, path.to_owned()));
+                }
+            }
+        }
+        routes
+    }
+
+    #[test]
+    fn every_route_is_in_the_table_and_every_line_of_it_is_a_route() {
+        let routes = routes_of_the_router();
+        assert!(routes.len() > ROUTES.len(), "the source was read: {routes:?}");
+        for (method, path) in &routes {
+            let listed = ROUTES.iter().any(|(known, route, _)| known == method && route == path);
+            assert!(listed || OPEN.contains(&path.as_str()), "{method} {path} needs a line in ROUTES");
+        }
+        for (method, path, _) in ROUTES {
+            assert!(routes.contains(&(method.clone(), (*path).to_owned())), "{method} {path} is no route");
+        }
+    }
+
+    #[test]
+    fn a_session_in_a_path_is_where_its_tenant_is_written() {
+        for (_, path, _) in ROUTES.iter().filter(|(_, path, _)| path.contains("{session}")) {
+            assert!(path.starts_with("/v1/agents/{agent}/sessions/{session}"), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_route_that_nobody_listed_needs_an_admin() {
+        let options = AccessOptions { keys_required: true, open_metrics: false };
+        let need = |method, route| need(&method, route, &options);
+        assert_eq!(need(Method::GET, Some("/v1/secrets")), Some(Admin));
+        assert_eq!(need(Method::PUT, Some("/v1/models")), Some(Admin));
+        assert_eq!(need(Method::HEAD, Some("/v1/models")), Some(Read));
+        assert_eq!(need(Method::POST, None), Some(Invoke));
+        assert_eq!(need(Method::GET, Some("/healthz")), None);
+        assert_eq!(need(Method::GET, Some("/metrics")), Some(Read));
+        let open = AccessOptions { open_metrics: true, ..options };
+        assert_eq!(super::need(&Method::GET, Some("/metrics"), &open), None);
+    }
+}

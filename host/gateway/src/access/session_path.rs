@@ -1,0 +1,78 @@
+//! Sessions in paths: each tenant names its own and no other's.
+
+use crate::ApiError;
+use axum::http::{StatusCode, Uri, uri::PathAndQuery};
+use skep_runtime::Tenant;
+
+/// A session is the sixth segment of `/v1/agents/{agent}/sessions/{session}`.
+const BEFORE: [(usize, &str); 3] = [(1, "v1"), (2, "agents"), (4, "sessions")];
+const AT: usize = 5;
+
+/// Writes the name of the tenant in front of the session that the path names, if it names one.
+pub(super) fn name_tenant(uri: &mut Uri, tenant: &Tenant) -> Result<(), ApiError> {
+    let mut segments: Vec<&str> = uri.path().split('/').collect();
+    if segments.len() <= AT || BEFORE.iter().any(|(at, name)| segments[*at] != *name) {
+        return Ok(());
+    }
+    // Only the slash could name another tenant, and in a segment it is always escaped.
+    let plain = segments[AT].replace("%2f", "/").replace("%2F", "/");
+    let session = tenant.session(&plain)?.replace('/', "%2F");
+    if session == segments[AT] {
+        return Ok(());
+    }
+    segments[AT] = &session;
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = PathAndQuery::try_from(format!("{}{query}", segments.join("/"))).map_err(|_| {
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_request",
+            "the path is too long to be one of a session",
+        )
+    })?;
+    let mut parts = std::mem::take(uri).into_parts();
+    parts.path_and_query = Some(path);
+    *uri = Uri::from_parts(parts).map_err(|error| ApiError::internal(&error.to_string()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(uri: &str, tenant: &str) -> Result<String, ApiError> {
+        let mut uri: Uri = uri.parse().unwrap();
+        name_tenant(&mut uri, &Tenant::new(tenant).unwrap()).map(|()| uri.to_string())
+    }
+
+    #[test]
+    fn a_session_is_always_one_of_the_tenants_own() {
+        for (uri, expected) in [
+            ("/v1/agents/a/sessions/s", "/v1/agents/a/sessions/acme%2Fs"),
+            (
+                "/v1/agents/a/sessions/s/messages?detach=true",
+                "/v1/agents/a/sessions/acme%2Fs/messages?detach=true",
+            ),
+            ("/v1/agents/a/sessions/acme%2Fs", "/v1/agents/a/sessions/acme%2Fs"),
+            ("/v1/agents/a/sessions/acme%2fs", "/v1/agents/a/sessions/acme%2Fs"),
+            ("/v1/agents/a/sessions/a%20b", "/v1/agents/a/sessions/acme%2Fa%20b"),
+            ("/v1/agents/a/sessions", "/v1/agents/a/sessions"),
+            ("/v1/agents/a/logs?after=1", "/v1/agents/a/logs?after=1"),
+            ("/a/b/c/d/e/f", "/a/b/c/d/e/f"),
+        ] {
+            assert_eq!(named(uri, "acme").unwrap(), expected);
+        }
+        assert_eq!(named("/v1/agents/a/sessions/s", "local").unwrap(), "/v1/agents/a/sessions/s");
+    }
+
+    #[test]
+    fn the_name_of_another_tenant_is_refused() {
+        for (uri, tenant) in [
+            ("/v1/agents/a/sessions/other%2Fs", "acme"),
+            ("/v1/agents/a/sessions/other%2fs/turns/t", "acme"),
+            ("/v1/agents/a/sessions/acme%2Fs", "local"),
+            ("/v1/agents/a/sessions/local%2Fs", "local"),
+        ] {
+            assert!(named(uri, tenant).is_err(), "{uri} as {tenant}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What a key allows.
+
+use super::Tenant;
+use crate::{AgentName, RuntimeError};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr, time::Duration};
+
+/// What a key may do; each role may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Look: lists, sessions, turns, logs, figures.
+    Read,
+    /// Send messages and generate.
+    Invoke,
+    /// Everything: the operator's role, whatever the tenant.
+    Admin,
+}
+
+/// A key, without the key itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKey {
+    pub id: String,
+    pub tenant: Tenant,
+    pub role: Role,
+    /// The agents that it may talk to; `None` is all of them, and the models.
+    pub agents: Option<Vec<AgentName>>,
+    /// For people.
+    pub name: String,
+    pub created_at_ms: u64,
+    pub expires_at_ms: Option<u64>,
+    pub revoked_at_ms: Option<u64>,
+    /// In days since 1970.
+    pub last_used_day: Option<u32>,
+}
+
+/// A key to be made.
+#[derive(Clone, Debug)]
+pub struct NewApiKey {
+    pub tenant: Tenant,
+    pub role: Role,
+    pub agents: Option<Vec<AgentName>>,
+    pub name: String,
+    pub expires_in: Option<Duration>,
+}
+
+const MAX_NAME_BYTES: usize = 128;
+const MAX_AGENTS: usize = 64;
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Read => "read",
+            Role::Invoke => "invoke",
+            Role::Admin => "admin",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Role {
+    type Err = RuntimeError;
+    fn from_str(role: &str) -> Result<Self, RuntimeError> {
+        match role {
+            "read" => Ok(Role::Read),
+            "invoke" => Ok(Role::Invoke),
+            "admin" => Ok(Role::Admin),
+            other => Err(RuntimeError::InvalidName {
+                kind: "role",
+                value: other.chars().take(80).collect(),
+                rule: "a role is read, invoke or admin",
+            }),
+        }
+    }
+}
+
+impl NewApiKey {
+    pub(super) fn check(&self) -> Result<(), RuntimeError> {
+        let invalid = |message: &str| Err(RuntimeError::InvalidMessage { message: message.to_owned() });
+        if self.name.len() > MAX_NAME_BYTES || self.name.chars().any(char::is_control) {
+            return invalid("the name of a key has at most 128 bytes and no control characters");
+        }
+        match &self.agents {
+            Some(agents) if self.role == Role::Admin && !agents.is_empty() => {
+                invalid("an admin key is for all agents; leave out the agents, or choose invoke or read")
+            }
+            Some(agents) if agents.is_empty() || agents.len() > MAX_AGENTS => {
+                invalid("a key is for 1 to 64 agents, or for all of them if none is named")
+            }
+            _ if self.expires_in.is_some_and(|time| time.is_zero()) => {
+                invalid("a key must be valid for some time; leave out when it expires if it never does")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_role_may_do_what_those_before_it_may() {
+        assert!(Role::Read < Role::Invoke && Role::Invoke < Role::Admin);
+        for role in [Role::Read, Role::Invoke, Role::Admin] {
+            assert_eq!(role.as_str().parse::<Role>().expect("its own name"), role);
+        }
+        "owner".parse::<Role>().expect_err("no such role");
+    }
+
+    #[test]
+    fn an_admin_key_for_one_agent_would_be_a_promise_that_nothing_keeps() {
+        let key = |role, agents: &[&str]| NewApiKey {
+            tenant: Tenant::local(),
+            role,
+            agents: Some(agents.iter().map(|name| AgentName::new(name).expect("a name")).collect()),
+            name: String::new(),
+            expires_in: None,
+        };
+        key(Role::Invoke, &["a"]).check().expect("for one agent");
+        key(Role::Admin, &["a"]).check().expect_err("admins deploy all of them");
+        key(Role::Read, &[]).check().expect_err("for no agent");
+    }
+}

@@ -1,0 +1,162 @@
+//! API keys: who may ask, as whom. A key itself is never here, only its SHA-256.
+
+use crate::{Store, StoreError};
+use sqlx::{Row, query, query_scalar, sqlite::SqliteRow};
+
+/// Revoked and expired ones count: they stay listed.
+const MAX_KEYS: i64 = 10_000;
+
+/// What is known of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKeyRow {
+    /// How people name the key; it says nothing of the key itself.
+    pub id: String,
+    /// SHA-256 of the key.
+    pub digest: [u8; 32],
+    pub tenant: String,
+    pub role: String,
+    /// The agents that it is for, with commas between them; `None` is all.
+    pub agents: Option<String>,
+    pub name: String,
+    pub created_at_ms: u64,
+    pub expires_at_ms: Option<u64>,
+    pub revoked_at_ms: Option<u64>,
+    /// In days since 1970.
+    pub last_used_day: Option<u32>,
+}
+
+const COLUMNS: &str =
+    "id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms, revoked_at_ms, last_used_day";
+
+impl Store {
+    /// Adds a key.
+    pub async fn put_api_key(&self, key: &ApiKeyRow) -> Result<(), StoreError> {
+        let failed = || StoreError::while_it("stored an API key");
+        let mut transaction = self.writer.begin().await.map_err(failed())?;
+        let known: i64 = query_scalar("SELECT COUNT(*) FROM api_keys")
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        if known >= MAX_KEYS {
+            return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
+        }
+        let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+        query(sqlx::AssertSqlSafe(sql))
+            .bind(&key.id)
+            .bind(key.digest.as_slice())
+            .bind(&key.tenant)
+            .bind(&key.role)
+            .bind(&key.agents)
+            .bind(&key.name)
+            .bind(key.created_at_ms as i64)
+            .bind(key.expires_at_ms.map(|at| at as i64))
+            .bind(key.revoked_at_ms.map(|at| at as i64))
+            .bind(key.last_used_day)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed())?;
+        transaction.commit().await.map_err(failed())
+    }
+
+    /// All keys, the oldest first.
+    pub async fn api_keys(&self) -> Result<Vec<ApiKeyRow>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at_ms, id");
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("listed API keys"))?;
+        Ok(rows.iter().map(api_key_row).collect())
+    }
+
+    pub async fn api_key(&self, digest: &[u8; 32]) -> Result<Option<ApiKeyRow>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE digest = ?");
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(digest.as_slice())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for an API key"))?;
+        Ok(row.as_ref().map(api_key_row))
+    }
+
+    /// Marks a key as revoked; one that is revoked already stays as it is. `None` if there is no such key.
+    pub async fn revoke_api_key(&self, id: &str, at_ms: u64) -> Result<Option<ApiKeyRow>, StoreError> {
+        let sql = format!(
+            "UPDATE api_keys SET revoked_at_ms = COALESCE(revoked_at_ms, ?2) WHERE id = ?1 RETURNING {COLUMNS}"
+        );
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(id)
+            .bind(at_ms as i64)
+            .fetch_optional(&self.writer)
+            .await
+            .map_err(StoreError::while_it("revoked an API key"))?;
+        Ok(row.as_ref().map(api_key_row))
+    }
+
+    /// The key was used on this day.
+    pub async fn use_api_key(&self, id: &str, day: u32) -> Result<(), StoreError> {
+        query("UPDATE api_keys SET last_used_day = ?2 WHERE id = ?1")
+            .bind(id)
+            .bind(day)
+            .execute(&self.writer)
+            .await
+            .map_err(StoreError::while_it("noted the use of an API key"))?;
+        Ok(())
+    }
+}
+
+fn api_key_row(row: &SqliteRow) -> ApiKeyRow {
+    let at_ms = |column: usize| row.get::<Option<i64>, _>(column).map(|at| at as u64);
+    ApiKeyRow {
+        id: row.get(0),
+        // The table's own check keeps it at 32 bytes.
+        digest: row.get::<Vec<u8>, _>(1).try_into().unwrap_or_default(),
+        tenant: row.get(2),
+        role: row.get(3),
+        agents: row.get(4),
+        name: row.get(5),
+        created_at_ms: row.get::<i64, _>(6) as u64,
+        expires_at_ms: at_ms(7),
+        revoked_at_ms: at_ms(8),
+        last_used_day: row.get(9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str, digest: u8) -> ApiKeyRow {
+        ApiKeyRow {
+            id: id.into(),
+            digest: [digest; 32],
+            tenant: "acme".into(),
+            role: "invoke".into(),
+            agents: Some("a,b".into()),
+            name: "ci".into(),
+            created_at_ms: 5,
+            expires_at_ms: Some(9),
+            revoked_at_ms: None,
+            last_used_day: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_is_found_by_its_digest_and_stays_revoked_from_the_first_time_on() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        store.put_api_key(&key("k1", 1)).await.expect("a new key");
+        store.put_api_key(&key("k2", 2)).await.expect("a new key");
+        assert_eq!(store.api_key(&[2; 32]).await.expect("reads"), Some(key("k2", 2)));
+        assert_eq!(store.api_key(&[3; 32]).await.expect("reads"), None);
+        store.put_api_key(&key("k3", 1)).await.expect_err("the digest is taken");
+
+        for at_ms in [7, 8] {
+            let revoked = store.revoke_api_key("k1", at_ms).await.expect("writes").expect("there");
+            assert_eq!(revoked.revoked_at_ms, Some(7));
+        }
+        assert_eq!(store.revoke_api_key("k9", 7).await.expect("writes"), None);
+        store.use_api_key("k2", 20_000).await.expect("writes");
+        let used: Vec<_> =
+            store.api_keys().await.expect("reads").iter().map(|key| key.last_used_day).collect();
+        assert_eq!(used, [None, Some(20_000)]);
+    }
+}
