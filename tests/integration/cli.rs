@@ -29,6 +29,7 @@ fn every_command_explains_itself() {
         "list",
         "invoke",
         "turn",
+        "session",
         "chat",
         "logs",
         "ai",

@@ -44,6 +44,8 @@ mod reference;
 mod registry;
 /// What wakes agents, and what they tell each other, on a host that is killed.
 mod schedules;
+/// Sessions from the command line, and conversations that outgrow the model.
+mod sessions;
 /// The default model divided among ranks.
 mod sharding;
 /// Traces over OTLP, and the request ids of the log.
