@@ -1,8 +1,7 @@
 //! Batches: requests that wait until there is room for them, and their results until they are fetched.
 //!
-//! An item is taken, and ends once: a result is written only to an item that is taken. What was taken when the process
-//! ended is given back when the next one starts. A batch ends, with its event, in a transaction of its own after the
-//! last of its items; one that ended is forgotten after a while.
+//! A batch ends, with its event, in a transaction of its own after the last of its items (see [`crate::batch_items`]);
+//! one that ended is forgotten after a while.
 
 use crate::{NewEvent, Store, StoreError, events};
 use sqlx::{QueryBuilder, Row, Sqlite, query, query_scalar, sqlite::SqliteRow};
@@ -40,64 +39,6 @@ pub enum Queued {
     New,
     /// There is no room; nothing was written.
     Full,
-}
-
-/// How the store knows an item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ItemKey {
-    pub(crate) batch: i64,
-    pub(crate) position: i64,
-}
-
-/// An item that was taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TakenItem {
-    pub key: ItemKey,
-    pub batch: String,
-    /// Its place in the batch, from 0.
-    pub position: u64,
-    pub principal: String,
-    pub model: String,
-    pub request: Vec<u8>,
-    /// How often it failed before.
-    pub failures: u32,
-    /// How long it waited since its batch was stored.
-    pub queued_at_ms: u64,
-}
-
-/// What there is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Take {
-    Item(Box<TakenItem>),
-    /// Nothing yet; something can be tried again at this time.
-    Later(u64),
-    Nothing,
-}
-
-/// What became of an item that was taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ItemEnd {
-    Done(Vec<u8>),
-    /// For good.
-    Failed(Vec<u8>),
-    /// It failed, and is tried again at this time.
-    Again {
-        wake_ms: u64,
-    },
-    /// It was not its fault; it waits as before.
-    GivenBack {
-        wake_ms: u64,
-    },
-}
-
-/// What an item's end means for its batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ItemEnded {
-    OthersLeft,
-    /// No item of its batch is left; the batch can be ended.
-    Last,
-    /// It is not taken any more, because its batch was cancelled; nothing was written.
-    NotTaken,
 }
 
 /// A batch as it is stored.
@@ -148,11 +89,11 @@ pub struct QueueDepth {
     pub oldest_ms: Option<u64>,
 }
 
-const WAITING: i64 = 0;
-const RUNNING: i64 = 1;
-const DONE: i64 = 2;
-const FAILED: i64 = 3;
-const CANCELLED: i64 = 4;
+pub(crate) const WAITING: i64 = 0;
+pub(crate) const RUNNING: i64 = 1;
+pub(crate) const DONE: i64 = 2;
+pub(crate) const FAILED: i64 = 3;
+pub(crate) const CANCELLED: i64 = 4;
 /// Ended batches that are forgotten at once, so that no submission waits long for it.
 const MAX_FORGOTTEN: u32 = 16;
 
@@ -210,156 +151,6 @@ impl Store {
         }
         transaction.commit().await.map_err(failed())?;
         Ok(Queued::New)
-    }
-
-    /// Takes the next item for one of these models: of the batch that has the fewest under way, so that a large batch
-    /// does not hold up a small one; of several, the oldest.
-    pub async fn take_item(&self, models: &[String], now_ms: u64) -> Result<Take, StoreError> {
-        let failed = || StoreError::while_it("took an item of a batch");
-        if models.is_empty() {
-            return Ok(Take::Nothing);
-        }
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let among = |sql: &str, rest: &str| {
-            let mut query = QueryBuilder::<Sqlite>::new(sql);
-            let mut list = query.separated(", ");
-            models.iter().for_each(|model| _ = list.push_bind(model.clone()));
-            query.push(rest);
-            query
-        };
-        let next = among(
-            "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND model IN (",
-            ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
-        )
-        .push_bind(now_ms as i64)
-        .push(") ORDER BY running, key LIMIT 1")
-        .build()
-        .fetch_optional(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        let Some(batch) = next else {
-            let wake: Option<i64> = among(
-                "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND model IN (",
-                ")",
-            )
-            .build_query_scalar()
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(failed())?;
-            return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
-        };
-        let key: i64 = batch.get(0);
-        let item = query(
-            "UPDATE batch_items SET state = ?1 WHERE batch = ?2 AND position =
-                 (SELECT position FROM batch_items WHERE batch = ?2 AND state = 0 AND wake_ms <= ?3
-                  ORDER BY position LIMIT 1)
-             RETURNING position, request, failures",
-        )
-        .bind(RUNNING)
-        .bind(key)
-        .bind(now_ms as i64)
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        query("UPDATE batches SET running = running + 1, started_at_ms = COALESCE(started_at_ms, ?) WHERE key = ?")
-            .bind(now_ms as i64)
-            .bind(key)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        let position: i64 = item.get(0);
-        Ok(Take::Item(Box::new(TakenItem {
-            key: ItemKey { batch: key, position },
-            batch: batch.get(1),
-            position: position as u64,
-            principal: batch.get(2),
-            model: batch.get(3),
-            request: item.get(1),
-            failures: item.get(2),
-            queued_at_ms: batch.get::<i64, _>(4) as u64,
-        })))
-    }
-
-    /// Ends an item that was taken, or gives it back.
-    pub async fn end_item(&self, key: ItemKey, end: &ItemEnd) -> Result<ItemEnded, StoreError> {
-        let failed = || StoreError::while_it("ended an item of a batch");
-        let (state, result, failures, wake_ms) = match end {
-            ItemEnd::Done(result) => (DONE, Some(result), 0, 0),
-            ItemEnd::Failed(error) => (FAILED, Some(error), 1, 0),
-            ItemEnd::Again { wake_ms } => (WAITING, None, 1, *wake_ms),
-            ItemEnd::GivenBack { wake_ms } => (WAITING, None, 0, *wake_ms),
-        };
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let ended = query(
-            "UPDATE batch_items SET state = ?, result = ?, failures = failures + ?, wake_ms = ?
-             WHERE batch = ? AND position = ? AND state = ?",
-        )
-        .bind(state)
-        .bind(result)
-        .bind(failures)
-        .bind(wake_ms as i64)
-        .bind(key.batch)
-        .bind(key.position)
-        .bind(RUNNING)
-        .execute(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        if ended.rows_affected() == 0 {
-            return Ok(ItemEnded::NotTaken);
-        }
-        let has_more: bool = query_scalar(
-            "UPDATE batches SET running = running - 1, bytes = bytes + ?2 WHERE key = ?1
-             RETURNING EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 0)
-                 OR EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 1)",
-        )
-        .bind(key.batch)
-        .bind(result.map_or(0, |result| result.len() as i64))
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
-    }
-
-    /// Gives back what was taken when the last process ended: it waits again. What has been lost so often that it may be
-    /// what ends processes fails with `error`.
-    pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
-        let failed = || StoreError::while_it("gave back the items of batches");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let lost = query(
-            "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
-                 state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
-                 result = CASE WHEN losses + 1 >= ?1 THEN ?4 END
-             WHERE state = ?5",
-        )
-        .bind(max_losses)
-        .bind(FAILED)
-        .bind(WAITING)
-        .bind(error)
-        .bind(RUNNING)
-        .execute(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        query("UPDATE batches SET running = 0 WHERE running != 0")
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(lost.rows_affected())
-    }
-
-    /// Gives back, blameless, everything that is taken: this process ends in order.
-    pub async fn give_back_items(&self) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("gave back the items of batches");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        for sql in [
-            "UPDATE batch_items SET state = 0 WHERE state = 1",
-            "UPDATE batches SET running = 0 WHERE running != 0",
-        ] {
-            query(sql).execute(&mut *transaction).await.map_err(failed())?;
-        }
-        transaction.commit().await.map_err(failed())
     }
 
     /// Cancels what has not ended of a batch. Items that run count as cancelled; whoever runs them finds out.

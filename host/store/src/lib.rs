@@ -11,6 +11,7 @@ mod agents;
 mod api_keys;
 mod approvals;
 mod artifacts;
+mod batch_items;
 #[cfg(test)]
 mod batch_tests;
 mod batches;
@@ -42,9 +43,9 @@ pub use agents::{AgentRow, VersionRow};
 pub use api_keys::ApiKeyRow;
 pub use approvals::{ApprovalRow, Decision, NewApproval, Verdict};
 pub use artifacts::ArtifactRow;
+pub use batch_items::{ItemEnd, ItemEnded, ItemKey, Take, TakenItem};
 pub use batches::{
-    BatchRoom, BatchRow, ItemCounts, ItemEnd, ItemEnded, ItemKey, ItemRow, ItemState, NewBatch, NewItem,
-    QueueDepth, Queued, Take, TakenItem,
+    BatchRoom, BatchRow, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};

@@ -25,7 +25,7 @@ Examples:
   skep webhook add https://example.com/hook 'skep.turn.*' --secret whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
 pub struct AddArgs {
     /// Where to
-    url: String,
+    address: String,
     /// Topics, with * for a part of them or as the last for all that follow
     #[arg(required = true)]
     topics: Vec<String>,
@@ -111,7 +111,8 @@ pub async fn run(command: Command) -> Result<()> {
 }
 
 async fn add(args: AddArgs) -> Result<()> {
-    let webhook = args.host.client()?.add_webhook(&args.url, &args.topics, args.secret.as_deref()).await?;
+    let webhook =
+        args.host.client()?.add_webhook(&args.address, &args.topics, args.secret.as_deref()).await?;
     if args.json {
         return out::json(&webhook);
     }
