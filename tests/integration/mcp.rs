@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 /// Keeps what it is told of progress.
 #[derive(Clone, Default)]
-struct Listener {
+pub(crate) struct Listener {
     told: Arc<Mutex<Vec<(f64, String)>>>,
     was_told: Arc<Notify>,
 }
@@ -32,9 +32,10 @@ impl ClientHandler for Listener {
     }
 }
 
-type Client = RunningService<RoleClient, Listener>;
+pub(crate) type Client = RunningService<RoleClient, Listener>;
 
-async fn connect(host: &Host) -> (Client, Listener) {
+/// A client of the host's server, and what it is told.
+pub(crate) async fn connect(host: &Host) -> (Client, Listener) {
     let listener = Listener::default();
     let config = StreamableHttpClientTransportConfig::with_uri(host.at("/mcp"));
     let transport = StreamableHttpClientTransport::with_client(http_client(), config);
@@ -51,7 +52,7 @@ fn params(name: &str, arguments: Value) -> CallToolRequestParams {
     CallToolRequestParams::new(name.to_owned()).with_arguments(arguments.as_object().cloned().unwrap())
 }
 
-async fn call(client: &Client, name: &str, arguments: Value) -> CallToolResult {
+pub(crate) async fn call(client: &Client, name: &str, arguments: Value) -> CallToolResult {
     client.call_tool(params(name, arguments)).await.expect("the tool is known")
 }
 

@@ -1,6 +1,7 @@
 //! `/metrics` against `host/gateway/METRICS.md`: everything that the document lists is there, under the labels it names.
 
 use crate::harness::{Host, MODEL, client, repository, shared};
+use crate::mcp::{call, connect};
 use serde_json::json;
 
 /// A row of the document.
@@ -35,6 +36,11 @@ async fn every_documented_metric_is_there_with_its_labels() {
     let run = format!("/v1/agents/measured/schedules/{}/run", schedules["data"][0]["id"].as_str().unwrap());
     assert_eq!(host.post(&run, json!(null)).await.0, 202);
     while !host.get("/metrics").await.1.as_str().unwrap().contains("skep_deliveries_total{") {}
+    let asks = "[grants]\nhosts = [\"*\"]";
+    assert_eq!(host.deploy_guest("web", "fetches", asks).await.0, 201);
+    assert_eq!(host.message("fetches", "s", "GET http://10.0.0.1/").await.0, 200);
+    let (mcp, _) = connect(&host).await;
+    call(&mcp, "fetches", json!({"message": "GET nowhere"})).await;
     let (status, answer) = host.message("measured", "s", "Name a colour.").await;
     assert_eq!(status, 200, "{answer}");
     let request =

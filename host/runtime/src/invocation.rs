@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use skep_engine::{Timing, Usage};
+use skep_engine::{Priority, Timing, Usage};
 use std::time::Instant;
 
 /// A message for a session of an agent.
@@ -16,6 +16,8 @@ pub struct Invocation {
     pub text: String,
     pub data: Option<Value>,
     pub origin: Origin,
+    /// Of its generations.
+    pub priority: Priority,
     /// The turn ends by then, or earlier if its `turn_ms` says so.
     pub deadline: Option<Instant>,
     /// The same key in the same session is the same turn: who comes later follows it, or gets its outcome. 1 to 128

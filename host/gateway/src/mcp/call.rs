@@ -20,6 +20,7 @@ use rmcp::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use skep_engine::Priority;
 use skep_runtime::{
     AgentHost, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, ToolOrigin, plain_session,
 };
@@ -146,6 +147,7 @@ fn invocation(
         text,
         data,
         origin,
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: None,
         detached: false,

@@ -18,7 +18,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use skep_engine::{
-    Affinity, Engine, EngineError, TokenLogprob, Usage,
+    Affinity, Engine, EngineError, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
@@ -254,6 +254,7 @@ async fn with_agent(
         text: body.last_user_text()?,
         data: None,
         origin: Origin::Chat,
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: headers::idempotency_key(headers)?,
         detached: false,

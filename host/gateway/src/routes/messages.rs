@@ -18,6 +18,7 @@ use axum::{
 use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use skep_engine::Priority;
 use skep_runtime::{Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session};
 
 #[derive(Deserialize)]
@@ -50,6 +51,7 @@ pub(crate) async fn send(
         text: body.text,
         data: body.data,
         origin: Origin::Direct,
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: headers::idempotency_key(&headers)?,
         detached: query.detach || headers::prefers_async(&headers),

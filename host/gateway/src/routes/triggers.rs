@@ -8,6 +8,7 @@ use axum::{
     response::Response,
 };
 use serde_json::Value;
+use skep_engine::Priority;
 use skep_runtime::{HttpOrigin, Invocation, Origin};
 
 /// A JSON body is the message's data, and its `text` (or `message`), if it has one, the message's text. Any other body
@@ -59,6 +60,7 @@ pub(crate) async fn run(
         text,
         data,
         origin: Origin::Http(origin),
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: headers::idempotency_key(&headers)?,
         detached: headers::prefers_async(&headers),

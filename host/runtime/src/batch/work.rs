@@ -84,6 +84,7 @@ fn invocation(item: &TakenItem) -> Invocation {
         text: String::new(),
         data: None,
         origin: Origin::Direct,
+        priority: Priority::Background,
         deadline: None,
         idempotency_key: Some(name),
         detached: true,

@@ -5,7 +5,7 @@ use crate::{
     approvals::TurnApprovals, bindings::types::Error, component::Deployed, egress::Egress,
     host_tools::TurnTools, journal::Journal, tools::Tool,
 };
-use skep_engine::{Affinity, ModelSet, Usage};
+use skep_engine::{Affinity, ModelSet, Priority, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -23,6 +23,7 @@ pub(crate) struct Turn {
     pub(crate) models: ModelSet,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
+    pub(crate) priority: Priority,
     pub(crate) journal: Arc<Journal>,
     /// Of others.
     pub(crate) tools: TurnTools,
@@ -65,6 +66,7 @@ impl Turn {
             models,
             affinity,
             deadline,
+            priority: Priority::default(),
             journal,
             tools,
             approvals: TurnApprovals::new(),
@@ -72,6 +74,11 @@ impl Turn {
             fetches,
             spent: Mutex::default(),
         }
+    }
+
+    /// The turn with the priority of its generations.
+    pub(crate) fn with_priority(self, priority: Priority) -> Self {
+        Turn { priority, ..self }
     }
 
     /// Whether a person decides about calls of one of the agent's own tools.

@@ -209,6 +209,7 @@ impl Compacting {
             seed: Some(turn.journal.seed_for(&call)),
             max_tokens: Some(max_tokens),
             affinity: turn.affinity.clone(),
+            priority: turn.priority,
             deadline: Some(turn.deadline),
             resume: call.tokens().to_vec(),
             ..ChatOptions::default()

@@ -64,6 +64,7 @@ pub(crate) async fn complete(
     request.stop = chat.stop;
     request.constraint = chat.output;
     request.affinity = chat.affinity;
+    request.priority = chat.priority;
     request.deadline = chat.deadline;
     request.resume = call.tokens().to_vec();
     let must_complete = request.constraint.is_some();

@@ -58,6 +58,7 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
         max_tokens: options.max_tokens.map(|tokens| tokens as usize),
         stop: options.stop.clone(),
         affinity: turn.affinity.clone(),
+        priority: turn.priority,
         deadline: Some(turn.deadline),
         ..ChatOptions::default()
     })

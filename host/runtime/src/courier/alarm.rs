@@ -9,6 +9,7 @@ use crate::{
     agent_host::{Services, WeakHost},
     schedule::ScheduleTiming,
 };
+use skep_engine::Priority;
 use skep_store::{ScheduleRow, StoreError};
 use std::sync::Arc;
 
@@ -84,6 +85,7 @@ impl Alarm {
                 attempt: *attempt,
                 missed: *missed,
             }),
+            priority: Priority::Interactive,
             deadline: None,
             // No client can send a key with a control character.
             idempotency_key: Some(format!("\u{1}alarm {} {}", schedule.id, schedule.due_ms)),

@@ -8,6 +8,7 @@ use crate::{
     EventOrigin, Invocation, Origin, RuntimeError,
     agent_host::{Services, WeakHost},
 };
+use skep_engine::Priority;
 use skep_store::{Delivery, StoreError, Target};
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ impl SessionDelivery {
                 hops: *hops,
                 delivery: key.0,
             }),
+            priority: Priority::Interactive,
             deadline: None,
             // No client can send a key with a control character.
             idempotency_key: Some(format!("\u{1}event {}", key.0)),

@@ -109,6 +109,7 @@ pub(super) async fn call(
         text: String::new(),
         data: Some(arguments),
         origin: Origin::Tool(ToolOrigin { name: tool.definition.name.clone(), callers }),
+        priority: turn.priority,
         deadline: Some(turn.deadline),
         idempotency_key: Some(format!("tool:{}:{}:{attempt}", turn.tools.turn_id, call.number())),
         detached: true,

@@ -3,6 +3,7 @@
 use crate::{Invocation, Origin, RuntimeError, feed::Feed};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use skep_engine::Priority;
 use skep_store::TurnKey;
 use std::{
     collections::HashMap,
@@ -26,6 +27,9 @@ pub(crate) struct Input {
     text: String,
     data: Option<Value>,
     origin: Origin,
+    /// Gives way to others. What was stored before there was such work has none of it.
+    #[serde(default)]
+    is_background: bool,
 }
 
 /// The feeds of all turns that wait or run in this process, by the ids of the turns.
@@ -49,8 +53,9 @@ impl Standing {
 
 impl Input {
     pub(crate) fn encode(invocation: &Invocation) -> Vec<u8> {
-        let Invocation { principal, text, data, origin, .. } = invocation.clone();
-        let input = Input { principal, text, data, origin };
+        let Invocation { principal, text, data, origin, priority, .. } = invocation.clone();
+        let is_background = priority == Priority::Background;
+        let input = Input { principal, text, data, origin, is_background };
         serde_json::to_vec(&input).expect("strings and JSON are always JSON")
     }
 
@@ -64,7 +69,7 @@ impl Input {
         let input = serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
             message: format!("the message of a turn of session {agent}/{session} is unreadable: {error}"),
         })?;
-        let Input { principal, text, data, origin } = input;
+        let Input { principal, text, data, origin, is_background } = input;
         Ok(Invocation {
             principal,
             agent,
@@ -72,6 +77,7 @@ impl Input {
             text,
             data,
             origin,
+            priority: if is_background { Priority::Background } else { Priority::Interactive },
             deadline: None,
             idempotency_key,
             detached: true,

@@ -279,7 +279,7 @@ impl Actor {
         let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), callers);
         let (models, egress) = (services.models.clone(), services.egress.clone());
         let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
-        let turn = Arc::new(turn);
+        let turn = Arc::new(turn.with_priority(invocation.priority));
         let mut context = TurnContext::new(
             Some(turn.clone()),
             state,

@@ -1,6 +1,7 @@
 //! Batches: what is taken when, what becomes of failures, and what a restart finds.
 
 use super::{
+    durability::talker,
     fixture::{Host, until},
     guest::{Guest, echo},
     waker::waker,
@@ -94,6 +95,24 @@ async fn an_agent_answers_items_in_sessions_of_their_own() {
     assert_eq!(texts.collect::<Vec<_>>(), ["hello", "bye"]);
     let sessions = host.agents.sessions(&Tenant::local(), "echo", None, 10).await.expect("listed");
     assert!(sessions.iter().all(|session| session.turns == 1) && sessions.len() == 2, "{sessions:?}");
+}
+
+#[tokio::test]
+async fn what_an_agent_generates_for_a_batch_gives_way_to_interactive_work() {
+    let host = Host::start().await;
+    host.deploy("talk", "", talker()).await.expect("deployed");
+    let engine = host.agents.models().default_engine();
+    let room = engine.room(Priority::Interactive);
+    let id = queue(&host, "agent:talk", vec![turn("hello"); 8]).await.expect("room");
+    let mut ran = 0;
+    let BatchResults { status, .. } = until(async || {
+        assert_eq!(engine.room(Priority::Interactive), room, "a place that others cannot take");
+        ran += usize::from(engine.room(Priority::Background) < room);
+        host.agents.batch_results(PRINCIPAL, &id).await.expect("it is known").1
+    })
+    .await;
+    assert_eq!(status.items.done, 8);
+    assert!(ran > 0, "none was seen while it ran");
 }
 
 #[tokio::test]

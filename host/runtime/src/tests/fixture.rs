@@ -4,7 +4,7 @@ use super::guest::Guest;
 use crate::{
     AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
 };
-use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_engine::{Engine, EngineOptions, ModelSet, Priority};
 use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
 use skep_store::{AgentRow, Store};
 use std::{path::Path, sync::Arc, time::Duration};
@@ -136,8 +136,8 @@ impl Stopped {
 }
 
 /// What comes of something that goes on by itself, as soon as it is there.
-pub(super) async fn until<T>(look: impl AsyncFn() -> Option<T>) -> T {
-    let looking = async {
+pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let looking = async move {
         loop {
             if let Some(found) = look().await {
                 return found;
@@ -156,6 +156,7 @@ pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
         text: text.into(),
         data: None,
         origin: Origin::Direct,
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: None,
         detached: false,

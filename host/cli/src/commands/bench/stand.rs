@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::Result;
-use skep_engine::ModelSet;
+use skep_engine::{ModelSet, Priority};
 use skep_runtime::{AgentHost, Invocation, Manifest, Origin, RuntimeError, RuntimeOptions};
 use skep_store::{Durability, Store};
 
@@ -41,6 +41,7 @@ pub async fn turn(host: &AgentHost, agent: &str, session: &str, text: &str) -> R
         text: text.to_owned(),
         data: None,
         origin: Origin::Direct,
+        priority: Priority::Interactive,
         deadline: None,
         idempotency_key: None,
         detached: false,
