@@ -1,9 +1,10 @@
 //! Secrets at rest: sealed with a key that lies beside the database, and opened only to be put into a request.
 //!
 //! Whoever has a copy of the database alone has no secret. A row is bound to its agent and its name: one that was moved to
-//! another does not open.
+//! another does not open. So are the secrets of webhooks bound to the webhook.
 
 use crate::{AgentName, RuntimeError, SecretName, capability::log::now_ms};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     rand::{SecureRandom, SystemRandom},
@@ -75,7 +76,7 @@ impl Vault {
                 "{MAX_SECRETS} secrets are set, as many as a host keeps; delete one first"
             )));
         }
-        let sealed = seal(self.key().await?, agent.as_deref(), name.as_str(), value)?;
+        let sealed = seal(self.key().await?, of_agent(agent.as_deref(), name.as_str()), value)?;
         let hosts = serde_json::to_string(hosts).expect("a list of texts is always JSON");
         let row = SecretRow { agent, name: name.to_string(), hosts, sealed, updated_at_ms: now_ms() };
         Ok(self.store.put_secret(&row).await?)
@@ -113,10 +114,27 @@ impl Vault {
         let rows = self.store.secrets_for(agent).await?;
         let mut opened = Vec::new();
         for row in rows.into_iter().filter(|row| wanted(&row.name)) {
-            let value = unseal(self.key().await?, &row)?;
+            let bound_to = of_agent(row.agent.as_deref(), &row.name);
+            let value =
+                unseal(self.key().await?, bound_to, &row.sealed).ok_or_else(|| unreadable(&row.name))?;
             opened.push(OpenSecret { hosts: hosts(&row)?, name: row.name, value });
         }
         Ok(opened)
+    }
+
+    /// The secret of a webhook, as the store may have it.
+    pub(crate) async fn seal_for_webhook(&self, id: &str, secret: &str) -> Result<String, RuntimeError> {
+        Ok(STANDARD.encode(seal(self.key().await?, of_webhook(id), secret)?))
+    }
+
+    pub(crate) async fn open_for_webhook(&self, id: &str, sealed: &str) -> Result<String, RuntimeError> {
+        let key = self.key().await?;
+        let opened = STANDARD.decode(sealed).ok().and_then(|sealed| unseal(key, of_webhook(id), &sealed));
+        opened.ok_or_else(|| {
+            internal(format!(
+                "the secret of webhook {id} does not open with this host's key; remove the webhook and add it again"
+            ))
+        })
     }
 
     async fn key(&self) -> Result<&LessSafeKey, RuntimeError> {
@@ -143,37 +161,35 @@ impl Vault {
 }
 
 /// A nonce of its own, then the ciphertext with its tag.
-fn seal(key: &LessSafeKey, agent: Option<&str>, name: &str, value: &str) -> Result<Vec<u8>, RuntimeError> {
+fn seal(key: &LessSafeKey, bound_to: Vec<u8>, value: &str) -> Result<Vec<u8>, RuntimeError> {
     let nonce: [u8; NONCE_LEN] = random()?;
     let mut sealed = value.as_bytes().to_vec();
-    key.seal_in_place_append_tag(
-        Nonce::assume_unique_for_key(nonce),
-        Aad::from(bound_to(agent, name)),
-        &mut sealed,
-    )
-    .map_err(|_| internal("a secret cannot be sealed".to_owned()))?;
+    key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(bound_to), &mut sealed)
+        .map_err(|_| internal("a secret cannot be sealed".to_owned()))?;
     Ok([nonce.as_slice(), &sealed].concat())
 }
 
-fn unseal(key: &LessSafeKey, row: &SecretRow) -> Result<String, RuntimeError> {
-    let unreadable = || {
-        internal(format!(
-            "the secret {:?} does not open with this host's key; set it again with `skep secret set {}`",
-            row.name, row.name
-        ))
-    };
-    let (nonce, sealed) = row.sealed.split_first_chunk::<NONCE_LEN>().ok_or_else(unreadable)?;
+fn unseal(key: &LessSafeKey, bound_to: Vec<u8>, sealed: &[u8]) -> Option<String> {
+    let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LEN>()?;
     let mut opened = sealed.to_vec();
-    let aad = Aad::from(bound_to(row.agent.as_deref(), &row.name));
-    let opened = key
-        .open_in_place(Nonce::assume_unique_for_key(*nonce), aad, &mut opened)
-        .map_err(|_| unreadable())?;
-    String::from_utf8(opened.to_vec()).map_err(|_| unreadable())
+    let nonce = Nonce::assume_unique_for_key(*nonce);
+    let opened = key.open_in_place(nonce, Aad::from(bound_to), &mut opened).ok()?;
+    String::from_utf8(opened.to_vec()).ok()
 }
 
-/// No agent's name and no secret's has a zero in it.
-fn bound_to(agent: Option<&str>, name: &str) -> Vec<u8> {
+/// No agent's name, no secret's and no webhook's id has a zero in it.
+fn of_agent(agent: Option<&str>, name: &str) -> Vec<u8> {
     [agent.unwrap_or_default().as_bytes(), &[0], name.as_bytes()].concat()
+}
+
+fn of_webhook(id: &str) -> Vec<u8> {
+    [&[0, 0], id.as_bytes()].concat()
+}
+
+fn unreadable(name: &str) -> RuntimeError {
+    internal(format!(
+        "the secret {name:?} does not open with this host's key; set it again with `skep secret set {name}`"
+    ))
 }
 
 fn hosts(row: &SecretRow) -> Result<Origins, RuntimeError> {

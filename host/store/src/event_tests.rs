@@ -16,7 +16,7 @@ async fn with_agent() -> Store {
         id: "w".into(),
         url: "https://example.com".into(),
         topics: "*".into(),
-        secret: "s".into(),
+        sealed_secret: "s".into(),
         configured: false,
         created_at_ms: 1,
         disabled: None,

@@ -10,7 +10,8 @@ pub struct WebhookRow {
     pub url: String,
     /// Patterns, one a line.
     pub topics: String,
-    pub secret: String,
+    /// What its messages are signed with, as only the host can read it.
+    pub sealed_secret: String,
     /// The operator's configuration names it; otherwise it was added while the host ran.
     pub configured: bool,
     pub created_at_ms: u64,
@@ -21,7 +22,7 @@ pub struct WebhookRow {
 impl Store {
     /// Adds a webhook, or puts it in the place of the one with its id, which keeps the deliveries on their way to it.
     pub async fn put_webhook(&self, webhook: &WebhookRow) -> Result<(), StoreError> {
-        let WebhookRow { id, url, topics, secret, configured, created_at_ms, disabled } = webhook;
+        let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled } = webhook;
         query(
             "INSERT INTO webhooks (id, url, topics, secret, configured, created_at_ms, disabled)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
@@ -30,7 +31,7 @@ impl Store {
         .bind(id)
         .bind(url)
         .bind(topics)
-        .bind(secret)
+        .bind(sealed_secret)
         .bind(configured)
         .bind(*created_at_ms as i64)
         .bind(disabled)
@@ -55,7 +56,7 @@ impl Store {
                 id: row.get(0),
                 url: row.get(1),
                 topics: row.get(2),
-                secret: row.get(3),
+                sealed_secret: row.get(3),
                 configured: row.get(4),
                 created_at_ms: row.get::<i64, _>(5) as u64,
                 disabled: row.get(6),

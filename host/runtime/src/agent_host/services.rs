@@ -84,16 +84,16 @@ impl Services {
         options: &RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
-        let egress = Egress::new(store.clone(), options);
+        let egress = Arc::new(Egress::new(store.clone(), options));
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         let (clock, outbox, courier_bell) =
             (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
-        let webhooks = Webhooks::new(store.clone(), clock.clone());
+        let webhooks = Webhooks::new(store.clone(), clock.clone(), egress.clone());
         webhooks.load(&outbox.router, &options.webhooks).await?;
         Ok(Services {
             store,
             models,
-            egress: Arc::new(egress),
+            egress,
             wasm,
             compiler,
             host_tools: HostTools::new(options),

@@ -56,10 +56,14 @@ impl WebhookDelivery {
             Ok(body) => body,
             Err(error) => return failed(error),
         };
+        let secret = match self.services.webhooks.secret(&webhook).await {
+            Ok(secret) => secret,
+            Err(error) => return failed(error.to_string()),
+        };
         let now_ms = self.services.clock.now_ms();
         let message = WebhookMessage {
             url: &webhook.summary.url,
-            secret: &webhook.secret,
+            secret: &secret,
             id: &message_id(&self.row),
             timestamp_s: now_ms / 1000,
             body: &body,

@@ -1,7 +1,7 @@
 //! Webhooks: who they are, and what they are sent.
 
 use super::{EventRouter, TopicPattern};
-use crate::{Clock, RuntimeError};
+use crate::{Clock, RuntimeError, egress::Egress};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -61,22 +61,22 @@ pub enum DeadLetterTarget {
 }
 
 /// A webhook as messages are sent to it.
-#[derive(Debug)]
 pub(crate) struct Webhook {
     pub(crate) summary: WebhookSummary,
-    pub(crate) secret: WebhookSecret,
+    sealed_secret: String,
 }
 
 /// All webhooks of the host. What is in here is what the store has.
 pub(crate) struct Webhooks {
     store: Store,
     clock: Clock,
+    egress: Arc<Egress>,
     by_id: RwLock<BTreeMap<String, Arc<Webhook>>>,
 }
 
 impl Webhooks {
-    pub(crate) fn new(store: Store, clock: Clock) -> Self {
-        Webhooks { store, clock, by_id: RwLock::default() }
+    pub(crate) fn new(store: Store, clock: Clock, egress: Arc<Egress>) -> Self {
+        Webhooks { store, clock, egress, by_id: RwLock::default() }
     }
 
     /// Reads what the store has, and makes those of the configuration be what it says.
@@ -118,6 +118,13 @@ impl Webhooks {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
+    /// What messages to it are signed with.
+    pub(crate) async fn secret(&self, webhook: &Webhook) -> Result<WebhookSecret, RuntimeError> {
+        let Webhook { summary, sealed_secret } = webhook;
+        let opened = self.egress.vault.open_for_webhook(&summary.id, sealed_secret).await?;
+        WebhookSecret::parse(&opened).map_err(|message| RuntimeError::Internal { message })
+    }
+
     /// Removes one that was added, with the deliveries on their way to it.
     pub(crate) async fn remove(&self, router: &EventRouter, id: &str) -> Result<(), RuntimeError> {
         let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
@@ -143,7 +150,7 @@ impl Webhooks {
     ) -> Result<(), RuntimeError> {
         let disabled = Some(why.to_owned());
         let summary = WebhookSummary { disabled, ..webhook.summary.clone() };
-        let row = row(&summary, &webhook.secret);
+        let row = row(&summary, webhook.sealed_secret.clone());
         self.store.put_webhook(&row).await?;
         self.enter(router, row)
     }
@@ -178,7 +185,8 @@ impl Webhooks {
             created_at_ms: self.clock.now_ms(),
             disabled: None,
         };
-        let row = row(&summary, &secret);
+        let sealed = self.egress.vault.seal_for_webhook(&summary.id, &secret.reveal()).await?;
+        let row = row(&summary, sealed);
         self.store.put_webhook(&row).await?;
         self.enter(router, row)?;
         Ok((summary, secret.reveal()))
@@ -190,7 +198,6 @@ impl Webhooks {
         };
         let topics = row.topics.lines().map(TopicPattern::new).collect::<Result<Vec<_>, _>>();
         let topics = topics.map_err(unreadable)?;
-        let secret = WebhookSecret::parse(&row.secret).map_err(unreadable)?;
         match row.disabled {
             None => router.set_webhook(&row.id, topics.clone()),
             Some(_) => router.remove_webhook(&row.id),
@@ -203,7 +210,7 @@ impl Webhooks {
             created_at_ms: row.created_at_ms,
             disabled: row.disabled,
         };
-        let webhook = Arc::new(Webhook { summary, secret });
+        let webhook = Arc::new(Webhook { summary, sealed_secret: row.sealed_secret });
         self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(row.id, webhook);
         Ok(())
     }
@@ -235,14 +242,14 @@ pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
     Ok(message.to_string().into_bytes())
 }
 
-fn row(summary: &WebhookSummary, secret: &WebhookSecret) -> WebhookRow {
+fn row(summary: &WebhookSummary, sealed_secret: String) -> WebhookRow {
     let WebhookSummary { id, url, topics, is_configured, created_at_ms, disabled } = summary.clone();
     let topics: Vec<&str> = topics.iter().map(TopicPattern::as_str).collect();
     WebhookRow {
         id,
         url,
         topics: topics.join("\n"),
-        secret: secret.reveal(),
+        sealed_secret,
         configured: is_configured,
         created_at_ms,
         disabled,

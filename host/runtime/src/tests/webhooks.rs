@@ -124,12 +124,17 @@ async fn an_address_that_is_not_public_is_not_connected_to() {
 
 #[tokio::test]
 async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_says() {
-    let receiver = Receiver::answering([]).await;
-    let (host, clock) = start(&receiver).await;
+    let (receiver, clock) = (Receiver::answering([]).await, Clock::at(1_800_000_000_000));
+    let data = tempfile::tempdir().expect("a folder");
+    let key_file = Some(data.path().join("secrets.key"));
+    let options = RuntimeOptions { key_file, ..options(&receiver, &clock) };
+    let host = Host::with(options.clone()).await;
     host.deploy("w", "", waker()).await.expect("deploys");
-    let (added, _) = host.agents.add_webhook(to(receiver.url(), "skep.turn.*")).await.expect("added");
+    let (added, secret) = host.agents.add_webhook(to(receiver.url(), "skep.turn.*")).await.expect("added");
+    let stored = host.store().webhooks().await.expect("read").remove(0).sealed_secret;
+    assert!(!stored.contains("whsec_"), "{stored}");
     let configured = to(format!("{}configured", receiver.url()), "order.*");
-    let with = RuntimeOptions { webhooks: vec![configured.clone()], ..options(&receiver, &clock) };
+    let with = RuntimeOptions { webhooks: vec![configured.clone()], ..options.clone() };
     let host = host.restart_with(with).await;
     let listed = host.agents.webhooks();
     assert_eq!(listed.len(), 2);
@@ -137,9 +142,11 @@ async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_s
     let refused = host.agents.remove_webhook(&of_config.id).await.expect_err("it is in the file");
     assert!(refused.to_string().contains("skep.toml"), "{refused}");
     host.answer("w", "s", "n").await;
-    let told = receiver.received(1).await.remove(0).json();
+    let told = receiver.received(1).await.remove(0);
+    told.verify(&secret);
+    let told = told.json();
     assert_eq!((&told["type"], &told["data"]["agent"]), (&json!("skep.turn.done"), &json!("w")));
-    let host = host.restart_with(options(&receiver, &clock)).await;
+    let host = host.restart_with(options).await;
     assert_eq!(host.agents.webhooks().len(), 1, "it is not in the file any more");
     host.agents.remove_webhook(&added.id).await.expect("it is there");
     assert_eq!(host.agents.remove_webhook(&added.id).await.expect_err("gone").code(), "webhook_not_found");
