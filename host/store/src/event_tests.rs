@@ -1,6 +1,6 @@
 //! The outbox: events once, deliveries one at a time to each target, dead ones until they are delivered again.
 
-use crate::*;
+use crate::{events::DEAD_KEPT_MS, *};
 
 async fn with_agent() -> Store {
     let store = Store::in_memory().await.unwrap();
@@ -148,4 +148,19 @@ async fn old_events_are_forgotten_but_not_while_they_are_on_their_way() {
     let left = store.events(None, 1_000).await.unwrap();
     assert_eq!(left.len(), 101);
     assert_eq!(left.last().unwrap().id, "open");
+}
+
+#[tokio::test]
+async fn dead_letters_are_kept_longer_than_what_arrived_but_not_for_ever() {
+    let store = with_agent().await;
+    let unroutable = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
+    store.publish(&event("dead", vec![unroutable]), 1).await.unwrap();
+    let publish_many = async |name: &str, now_ms: u64| {
+        for number in 0..200 {
+            store.publish(&event(&format!("{name}{number}"), vec![]), now_ms).await.unwrap();
+        }
+        store.dead_deliveries(None, 10).await.unwrap().len()
+    };
+    assert_eq!(publish_many("a", 2 * EVENT_IDS_KEPT_MS).await, 1);
+    assert_eq!(publish_many("b", 2 * DEAD_KEPT_MS).await, 0);
 }

@@ -8,7 +8,7 @@ use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 /// An event whose deliveries are over is kept for this long, so that the same one is not taken again.
 pub const EVENT_IDS_KEPT_MS: u64 = 24 * 3600 * 1000;
 /// Deliveries that failed for good are kept for this long.
-const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
+pub(crate) const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Old ones are looked for once in so many events.
 const EVENTS_BETWEEN_PRUNING: i64 = 64;
 /// That are removed at once, so that no commit waits long for it.

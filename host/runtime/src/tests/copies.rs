@@ -1,11 +1,12 @@
 //! Sessions as a whole: copies, exports and imports, pages of messages, and their end.
 
 use super::{
-    fixture::{Host, invocation},
+    fixture::{Host, invocation, until},
     guest::{counter, spinner},
     inference::chatter,
+    waker::waker,
 };
-use crate::{Invocation, PortableSession, RuntimeOptions, Tenant};
+use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -189,32 +190,43 @@ async fn a_deleted_session_keeps_no_place_in_memory_and_no_line_in_the_log() {
 }
 
 #[tokio::test]
-async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn() {
+async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn_or_before_a_schedule() {
+    let clock = Clock::at(1_800_000_000_000);
     let options = RuntimeOptions {
+        clock: clock.clone(),
         session_ttl: Some(Duration::from_millis(10 * HOUR_MS)),
         ..RuntimeOptions::default()
     };
     let host = Host::with(options).await;
     host.deploy("short", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.deploy("long", "[sessions]\nttl_h = 20\n[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
-    for (agent, session) in [("short", "a"), ("short", "b"), ("long", "a"), ("long", "busy")] {
-        host.answer(agent, session, "go").await;
+    host.deploy("wakes", "[sessions]\nttl_h = 2", waker()).await.expect("valid");
+    for (agent, session) in [("short", "a"), ("short", "b"), ("long", "a"), ("long", "busy"), ("wakes", "a")]
+    {
+        host.answer(agent, session, "a").await;
     }
     let now_ms = host.agents.session("long", "busy").await.expect("it is there").summary.updated_at_ms;
     let left = async |hours: u64| {
         host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("goes well");
         let mut left = Vec::new();
-        for agent in ["short", "long"] {
+        for agent in ["short", "long", "wakes"] {
             let sessions = host.agents.sessions(&Tenant::local(), agent, None, 10).await.expect("known");
             left.extend(sessions.into_iter().map(|session| format!("{agent}/{}", session.id)));
         }
         left
     };
-    assert_eq!(left(1).await.len(), 4);
-    assert_eq!(left(3).await, ["long/a", "long/busy"]);
+    assert_eq!(left(1).await.len(), 5);
+    assert_eq!(left(3).await, ["long/a", "long/busy", "wakes/a"]);
     let mut runs = host.invoke("long", "busy", "spin").await.expect("taken");
     runs.next().await.expect("it starts").expect("it starts");
-    assert_eq!(left(11).await, ["long/busy"], "the operator's 10 hours count, and a turn runs");
+    let kept = left(11).await;
+    assert_eq!(
+        kept,
+        ["long/busy", "wakes/a"],
+        "the operator's 10 hours count, a turn runs, and an alarm is set"
+    );
+    clock.advance(1_000);
+    until(async || (left(11).await.len() == 1).then_some(())).await;
     drop(runs);
     assert_eq!(host.ask("long", "busy", "hello").await.expect("goes well").turn, 2);
     assert_eq!(host.answer("short", "a", "go").await, "x", "it begins anew");
