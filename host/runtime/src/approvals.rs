@@ -2,11 +2,12 @@
 //!
 //! What is asked is a row of the store, so that it survives the host. A turn of which every call waits for a person is
 //! parked: its instance is dropped, its clock stands, and it is run again from its journal when somebody has decided or
-//! nobody did in time. A decision is made once.
+//! nobody did in time. So is a turn that waits for one that is parked. A decision is made once.
 
 use crate::{
     AgentHost, RunEvent, RuntimeError,
     capability::{Turn, log::now_ms},
+    feed::Parked,
     journal::{Call, Stopped},
 };
 use serde_json::Value;
@@ -16,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 const MAX_PAGE: u32 = 1_000;
 const MAX_REASON_BYTES: usize = 2 << 10;
@@ -43,7 +44,7 @@ pub struct Approval {
 #[derive(Default)]
 pub(crate) struct Wakers(Mutex<HashMap<String, watch::Sender<()>>>);
 
-/// What one turn asked.
+/// What one turn asked, and what it waits for.
 pub(crate) struct TurnApprovals {
     inner: Mutex<Inner>,
 }
@@ -53,6 +54,8 @@ struct Inner {
     decided: watch::Receiver<()>,
     /// When the calls that wait are refused.
     waiting: HashMap<u32, u64>,
+    /// Turns of other agents that were called and are parked.
+    called: HashMap<u32, Parked>,
     /// Calls of the model that a person approved.
     approved: BTreeSet<String>,
 }
@@ -79,8 +82,8 @@ impl TurnApprovals {
     /// Nothing is asked yet.
     pub(crate) fn new() -> Self {
         let (_, decided) = watch::channel(());
-        let (waiting, approved) = (HashMap::new(), BTreeSet::new());
-        TurnApprovals { inner: Mutex::new(Inner { decided, waiting, approved }) }
+        let (waiting, called, approved) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        TurnApprovals { inner: Mutex::new(Inner { decided, waiting, called, approved }) }
     }
 
     /// Whether a person approved a call of the model.
@@ -92,19 +95,37 @@ impl TurnApprovals {
         self.lock().approved.insert(call_id.to_owned());
     }
 
-    /// Resolves when the turn may go on: somebody has decided, or the time of a call is over.
+    /// A call waits for a turn that is parked.
+    pub(crate) fn wait_for_called(&self, call: &Call, parked: &Parked) {
+        self.lock().called.insert(call.number(), parked.clone());
+    }
+
+    pub(crate) fn called_goes_on(&self, call: &Call) {
+        self.lock().called.remove(&call.number());
+    }
+
+    /// Resolves when the turn may go on: somebody has decided, the time of a call is over, or a turn that it called goes on.
     pub(crate) async fn decided(&self) {
-        let (mut decided, expires_at_ms) = {
+        let (mut decided, expires_at_ms, called) = {
             let inner = self.lock();
-            (inner.decided.clone(), inner.waiting.values().min().copied())
+            let called: Vec<Parked> = inner.called.values().cloned().collect();
+            (inner.decided.clone(), inner.waiting.values().min().copied(), called)
         };
-        let left_ms = expires_at_ms.map_or(0, |at_ms| at_ms.saturating_sub(now_ms()));
-        tokio::select! {
-            changed = decided.changed() => {
-                // Nobody can decide about what was never asked.
-                debug_assert!(changed.is_ok());
+        let own = async {
+            let Some(at_ms) = expires_at_ms else { return std::future::pending().await };
+            tokio::select! {
+                changed = decided.changed() => {
+                    // Nobody can decide about what was never asked.
+                    debug_assert!(changed.is_ok());
+                }
+                () = tokio::time::sleep(Duration::from_millis(at_ms.saturating_sub(now_ms()))) => {}
             }
-            () = tokio::time::sleep(Duration::from_millis(left_ms)) => {}
+        };
+        let mut goes_on: JoinSet<()> =
+            called.into_iter().map(|mut parked| async move { parked.ends().await }).collect();
+        tokio::select! {
+            () = own => {}
+            Some(_one) = goes_on.join_next() => {}
         }
     }
 

@@ -35,7 +35,12 @@ pub(crate) struct Feed {
     inner: Mutex<Inner>,
     changed: Notify,
     cancelled: watch::Sender<bool>,
+    parked: watch::Sender<bool>,
 }
+
+/// Whether a turn only waits for people.
+#[derive(Clone, Debug)]
+pub(crate) struct Parked(watch::Receiver<bool>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -66,7 +71,8 @@ pub(crate) struct TurnEnd {
 impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Feed { turn_id, inner, changed, cancelled: watch::Sender::new(false) })
+        let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(false));
+        Arc::new(Feed { turn_id, inner, changed, cancelled, parked })
     }
 
     pub(crate) fn turn_id(&self) -> &str {
@@ -108,6 +114,7 @@ impl Feed {
             Err(error) => End::Failed { code: error.code(), message: error.to_string(), error: Some(error) },
         };
         drop(inner);
+        self.parked.send_replace(false);
         self.changed.notify_waiters();
     }
 
@@ -126,6 +133,10 @@ impl RunHandle {
     /// after a restart of the host.
     pub fn last_id(&self) -> Option<u64> {
         self.last_id
+    }
+
+    pub(crate) fn parked(&self) -> Parked {
+        Parked(self.feed.parked.subscribe())
     }
 
     /// The next event. `None` after `Done` or an error.
@@ -168,6 +179,22 @@ impl RunHandle {
     }
 }
 
+impl Parked {
+    /// Resolves while the turn only waits for people.
+    pub(crate) async fn begins(&mut self) {
+        if self.0.wait_for(|parked| *parked).await.is_err() {
+            // Its feed is gone, and it never will.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Resolves when it goes on, or has ended.
+    pub(crate) async fn ends(&mut self) {
+        // A feed that is gone is of a turn that has ended.
+        let _ = self.0.wait_for(|parked| !*parked).await;
+    }
+}
+
 impl Drop for RunHandle {
     fn drop(&mut self) {
         if self.hold == Hold::Cancels {
@@ -189,6 +216,11 @@ impl TurnEnd {
     pub(crate) async fn abandoned(&self) {
         // The sender is part of the feed; it is not dropped meanwhile.
         let _ = self.feed.cancelled.subscribe().wait_for(|cancelled| *cancelled).await;
+    }
+
+    /// The turn waits for people now, or goes on.
+    pub(crate) fn set_parked(&self, parked: bool) {
+        self.feed.parked.send_replace(parked);
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {

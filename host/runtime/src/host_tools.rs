@@ -17,12 +17,13 @@ pub(crate) use catalog::Offered;
 pub(crate) use tool_name::ToolName;
 
 use crate::{
-    RuntimeOptions,
+    Origin, RuntimeOptions,
     agent_host::Services,
     approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
     component::Deployed,
+    event::turn_events,
     journal::{Call, Identity, Stopped},
     metric,
     tools::Tool,
@@ -58,6 +59,8 @@ pub(crate) struct TurnTools {
     pub(crate) turn_id: String,
     /// Agents whose calls led to this turn, the first one first.
     pub(crate) callers: Vec<String>,
+    /// How many events led to it.
+    pub(crate) hops: u32,
     pub(crate) called: CalledTurns,
     at_once: Semaphore,
     /// What the model may be offered, by the names that it is given.
@@ -82,9 +85,14 @@ impl HostTools {
 }
 
 impl TurnTools {
-    pub(crate) fn new(services: Arc<Services>, turn_id: String, callers: Vec<String>) -> Self {
+    pub(crate) fn new(services: Arc<Services>, turn_id: String, origin: &Origin) -> Self {
+        let callers = match origin {
+            Origin::Tool(origin) => origin.callers.clone(),
+            _ => Vec::new(),
+        };
+        let (hops, at_once) = (turn_events::hops(origin), Semaphore::new(MAX_AT_ONCE));
         let (called, offered) = (CalledTurns::default(), Mutex::default());
-        TurnTools { services, turn_id, callers, called, at_once: Semaphore::new(MAX_AT_ONCE), offered }
+        TurnTools { services, turn_id, callers, hops, called, at_once, offered }
     }
 
     /// A tool that this turn listed, by either of its names.
@@ -119,10 +127,8 @@ pub(crate) async fn call(
         place.reached().await;
         return Ok(result);
     }
-    let (agent, source) = (
-        turn.agent.manifest.name.to_string(),
-        name.parse().map_or("unknown", |name: ToolName| name.source()),
-    );
+    let (agent, source) =
+        (turn.agent.manifest.name.to_string(), resolve(turn, name).map_or("unknown", |name| name.source()));
     let span = tracing::info_span!(
         "tool",
         otel.name = %format_args!("execute_tool {}", crate::capability::log::cut(name, 80)),
@@ -183,7 +189,7 @@ async fn make(
     let timeout = asked.into_iter().chain(tool.timeout()).min();
     let mut attempt = 0;
     loop {
-        let result = attempt_once(turn, call, attempt, &name, &target, arguments.clone(), timeout).await;
+        let result = attempt_once(turn, call, attempt, &target, arguments.clone(), timeout).await?;
         let retries = tool.definition.retries;
         match result {
             Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Unavailable(_))
@@ -212,29 +218,29 @@ async fn attempt_once(
     turn: &Arc<Turn>,
     call: &Call,
     attempt: u32,
-    name: &ToolName,
     target: &Target,
     arguments: Value,
     timeout: Option<Duration>,
-) -> Result<Value, ToolError> {
-    let result = async {
-        match target {
-            Target::Agent { agent, tool } => agents::call(turn, call, attempt, agent, tool, arguments).await,
-            Target::Server { server, tool } => {
-                server.call(name.tool(), arguments).await.map_err(|error| server_error(error, tool))
-            }
+) -> Result<Result<Value, ToolError>, Stopped> {
+    match target {
+        Target::Agent { agent, tool } => {
+            agents::call(turn, call, attempt, agent, tool, arguments, timeout).await
         }
-    };
-    match timeout {
-        None => result.await,
-        Some(timeout) => match tokio::time::timeout(timeout, result).await {
-            Ok(result) => result,
-            Err(_elapsed) => {
-                turn.tools.called.cancel_one(&turn.tools.services, call.number());
-                Err(ToolError::TimedOut(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)))
-            }
-        },
+        Target::Server { server, tool } => {
+            let called = server.call(&tool.definition.name, arguments);
+            let called = async { called.await.map_err(|error| server_error(error, tool)) };
+            Ok(match timeout {
+                None => called.await,
+                Some(timeout) => {
+                    tokio::time::timeout(timeout, called).await.unwrap_or(Err(timed_out(timeout)))
+                }
+            })
+        }
     }
+}
+
+fn timed_out(after: Duration) -> ToolError {
+    ToolError::TimedOut(u32::try_from(after.as_millis()).unwrap_or(u32::MAX))
 }
 
 /// What can be said before anything is called: that the call is granted, the tool there, and the arguments right.
@@ -243,10 +249,7 @@ async fn prepare(
     name: &str,
     arguments: &str,
 ) -> Result<(ToolName, Target, Value), ToolError> {
-    // The model's own word for it serves as well.
-    let offered = turn.tools.offered(name);
-    let name = offered.as_ref().map_or(name, |offered| &offered.name);
-    let name: ToolName = name.parse().map_err(ToolError::Unknown)?;
+    let name = resolve(turn, name).map_err(ToolError::Unknown)?;
     let tools = &turn.tools.services.host_tools;
     grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
     if arguments.len() > MAX_ARGUMENT_BYTES {
@@ -256,6 +259,12 @@ async fn prepare(
     let target = find(turn, &name).await?;
     let arguments = target.tool().arguments(arguments).map_err(ToolError::InvalidArguments)?;
     Ok((name, target, arguments))
+}
+
+/// The model's own word for a tool serves as well.
+fn resolve(turn: &Turn, name: &str) -> Result<ToolName, String> {
+    let offered = turn.tools.offered(name);
+    offered.as_ref().map_or(name, |offered| &offered.name).parse()
 }
 
 async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {

@@ -73,6 +73,14 @@ pub struct ToolOrigin {
     /// Agents that wait for the result, each called by the one before it. Nobody, if a client calls.
     #[serde(default)]
     pub callers: Vec<String>,
+    /// How many events led to the first caller's turn, one after the other.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hops: u32,
+}
+
+/// What earlier versions wrote has no hops, and is still the same call.
+fn is_zero(hops: &u32) -> bool {
+    *hops == 0
 }
 
 /// The request that a route of the agent matched.

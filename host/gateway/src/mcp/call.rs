@@ -129,7 +129,7 @@ fn invocation(
     let arguments = Value::Object(arguments.unwrap_or_default());
     let (text, data, session, origin) = match target.tool {
         Some(tool) => {
-            let origin = Origin::Tool(ToolOrigin { name: tool.to_owned(), callers: Vec::new() });
+            let origin = Origin::Tool(ToolOrigin { name: tool.to_owned(), callers: Vec::new(), hops: 0 });
             (String::new(), Some(arguments), session.to_owned(), origin)
         }
         None => {

@@ -29,7 +29,10 @@ pub(crate) struct TurnEnding {
 pub(crate) fn hops(origin: &Origin) -> u32 {
     match origin {
         Origin::Event(event) => event.hops,
-        _ => 0,
+        Origin::Tool(tool) => tool.hops,
+        // An alarm begins anew: it comes a second later at the earliest, so that what goes round by it is a schedule and
+        // no storm.
+        Origin::Direct | Origin::Chat | Origin::Http(_) | Origin::Alarm(_) => 0,
     }
 }
 

@@ -2,16 +2,17 @@
 //!
 //! The turn is in a session that belongs to the session of the caller, has the caller's principal, and ends by the caller's
 //! deadline. Its idempotency key is the caller's turn and call: a caller that is run again finds it. When the caller's
-//! turn ends, so do the turns that it called and no longer waits for.
+//! turn ends, so do the turns that it called and no longer waits for. While the called turn waits for a person, so does
+//! the caller, and both their clocks stand.
 
 use crate::{
-    Invocation, Origin, RuntimeError, ToolOrigin,
+    Invocation, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
     access::{plain_session, session_beside},
     agent_host::Services,
     bindings::tools::ToolError,
     capability::Turn,
     component::Deployed,
-    journal::Call,
+    journal::{Call, Stopped},
     tools::Tool,
 };
 use serde_json::Value;
@@ -20,6 +21,7 @@ use skep_engine::EngineError;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// Agents that wait for each other, one below the other.
@@ -97,34 +99,94 @@ pub(super) async fn call(
     agent: &Arc<Deployed>,
     tool: &Tool,
     arguments: Value,
-) -> Result<Value, ToolError> {
+    timeout: Option<Duration>,
+) -> Result<Result<Value, ToolError>, Stopped> {
     let callee = agent.manifest.name.to_string();
-    let callers = chain(turn, &callee)?;
+    let callers = match chain(turn, &callee) {
+        Ok(callers) => callers,
+        Err(circle) => return Ok(Err(circle)),
+    };
     let services = &turn.tools.services;
-    let Some(host) = services.host() else { return Err(ToolError::Cancelled) };
+    let Some(host) = services.host() else { return Err(goes_on_later(turn)) };
     let invocation = Invocation {
         principal: turn.affinity.tenant.clone(),
         agent: callee.clone(),
         session: session_of(turn),
         text: String::new(),
         data: Some(arguments),
-        origin: Origin::Tool(ToolOrigin { name: tool.definition.name.clone(), callers }),
+        origin: Origin::Tool(ToolOrigin {
+            name: tool.definition.name.clone(),
+            callers,
+            hops: turn.tools.hops,
+        }),
         priority: turn.priority,
         deadline: Some(turn.deadline),
         idempotency_key: Some(format!("tool:{}:{}:{attempt}", turn.tools.turn_id, call.number())),
         detached: true,
     };
-    let handle = host.invoke(invocation).await.map_err(|error| refusal(&callee, error))?;
+    let invoked = host.invoke(invocation).await;
     // The host ends when its last handle goes; a turn that waits must not keep it.
     drop(host);
-    let waited = turn.tools.called.wait(call.number(), handle.turn_id());
-    let ended = handle.outcome().await;
-    waited.ended();
+    let ended = match invoked {
+        Err(error) => Err(error),
+        Ok(handle) => {
+            let waited = turn.tools.called.wait(call.number(), handle.turn_id());
+            let ended = wait(turn, call, handle, timeout).await;
+            if let (None, Some(timeout)) = (&ended, timeout) {
+                turn.tools.called.cancel_one(services, call.number());
+                return Ok(Err(super::timed_out(timeout)));
+            }
+            waited.ended();
+            ended.unwrap_or(Err(RuntimeError::Cancelled))
+        }
+    };
     match ended {
         Ok(outcome) => {
-            outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} gave no result")))
+            Ok(outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} gave no result"))))
         }
-        Err(error) => Err(refusal(&callee, error)),
+        Err(error) if error.code() == RuntimeError::ShuttingDown.code() => Err(goes_on_later(turn)),
+        Err(error) => Ok(Err(refusal(&callee, error))),
+    }
+}
+
+/// The called turn goes on when the host is started again, and so does this one: there is nothing to tell the guest.
+fn goes_on_later(turn: &Turn) -> Stopped {
+    turn.journal.fail(RuntimeError::ShuttingDown);
+    Stopped
+}
+
+/// The end of the called turn. `None`: its time is over. While it waits for a person, so does this call, and none of its time
+/// passes.
+async fn wait(
+    turn: &Turn,
+    call: &Call,
+    handle: RunHandle,
+    timeout: Option<Duration>,
+) -> Option<Result<Outcome, RuntimeError>> {
+    let mut parked = handle.parked();
+    let outcome = handle.outcome();
+    tokio::pin!(outcome);
+    let mut left = timeout;
+    loop {
+        let began = Instant::now();
+        tokio::select! {
+            ended = &mut outcome => return Some(ended),
+            () = elapsed(left) => return None,
+            () = parked.begins() => {}
+        }
+        left = left.map(|left| left.saturating_sub(began.elapsed()));
+        // The turn is parked here, unless something else of it goes on.
+        turn.approvals.wait_for_called(call, &parked);
+        let _waits = turn.journal.waits();
+        parked.ends().await;
+        turn.approvals.called_goes_on(call);
+    }
+}
+
+async fn elapsed(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -166,7 +228,6 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::Engine(EngineError::Busy { .. })
         | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
-        RuntimeError::ShuttingDown => ToolError::Cancelled,
         error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),
     }
 }

@@ -146,7 +146,10 @@ impl Actor {
             let entry = Entry::new(invocation.clone(), opened.number, received_at_ms);
             let Some(result) = self.call_guest(&services, &mut opened, end, entry).await else {
                 let parked_at = Instant::now();
-                if let Err(error) = self.wait_parked(&services, &opened.journal, &opened.turn, end).await {
+                end.set_parked(true);
+                let waited = self.wait_parked(&services, &opened.journal, &opened.turn, end).await;
+                end.set_parked(false);
+                if let Err(error) = waited {
                     break (opened, Err(error));
                 }
                 let Opened { key, journal, agent, .. } = opened;
@@ -160,14 +163,6 @@ impl Actor {
         };
         let Opened { agent, number, key, journal, mut context, turn } = opened;
         let idempotency_key = invocation.idempotency_key.take();
-        let goes_on_later = match &result {
-            Err(RuntimeError::ShuttingDown) => !is_attached,
-            Err(_) => !is_attached && self.is_gone(),
-            Ok(_) => false,
-        };
-        if !goes_on_later {
-            turn.tools.called.cancel(&services);
-        }
         let result = result.and_then(|reply| match &tool {
             Some(tool) => agent.check_result(tool, reply.1.as_ref()).map(|()| reply),
             None => Ok(reply),
@@ -180,6 +175,14 @@ impl Actor {
                 Err(error) => Err(error),
             },
         };
+        let goes_on_later = match &result {
+            Err(RuntimeError::ShuttingDown) => !is_attached,
+            Err(_) => !is_attached && self.is_gone(),
+            Ok(_) => false,
+        };
+        if !goes_on_later {
+            turn.tools.called.cancel(&services);
+        }
         let ended = match result {
             Ok((last_id, (text, data))) => {
                 let outcome = Outcome {
@@ -195,7 +198,7 @@ impl Actor {
                 self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
             // It goes on when the host does.
-            Err(error) if goes_on_later || (self.is_gone() && !is_attached) => {
+            Err(error) if goes_on_later => {
                 return Err(services.admit().err().unwrap_or(error));
             }
             Err(error) => {
@@ -272,11 +275,7 @@ impl Actor {
             session: Some(session.clone()),
             parent: None,
         };
-        let callers = match &invocation.origin {
-            Origin::Tool(origin) => origin.callers.clone(),
-            _ => Vec::new(),
-        };
-        let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), callers);
+        let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), &invocation.origin);
         let (models, egress) = (services.models.clone(), services.egress.clone());
         let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
         let turn = Arc::new(turn.with_priority(invocation.priority));

@@ -1,8 +1,8 @@
 //! Calls that a person decides about: what is asked survives everything, and is decided once.
 
 use super::{
-    fixture::{Host, invocation},
-    tools::{caller, counting, echoing, granted, granting},
+    fixture::{Host, invocation, until},
+    tools::{caller, counting, echoing, granted, granting, relay},
 };
 use crate::{Approval, Invocation, RunEvent, RunHandle, TurnPhase};
 use std::time::Duration;
@@ -135,6 +135,64 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
     assert!(matches!(decided, RunEvent::ApprovalDecided { approved: true, .. }), "{decided:?}");
     assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
     assert_eq!(host.agents.session("orders", "desk~s").await.expect("called").state_bytes, 2, "once");
+}
+
+/// A host with an agent that calls one that calls a third, which a person decides about.
+async fn start_chain(desk: &str, broker: &str) -> Host {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let broker = format!("{}\n{broker}", granted("\"agent:orders/find\""));
+    host.deploy("broker", &broker, relay("orders")).await.expect("valid");
+    let desk = format!("{}\n{desk}", granted("\"agent:broker/find\""));
+    host.deploy("desk", &desk, caller()).await.expect("valid");
+    host
+}
+
+/// Begins a turn, and reads of the one that it calls until somebody is asked there.
+async fn asked_below(host: &Host) -> (RunHandle, String) {
+    let detached = Invocation { detached: true, ..invocation("desk", "s", "agent:broker/find") };
+    let handle = host.agents.invoke(detached).await.expect("taken");
+    let asked = until(async || pending(host).await.pop()).await;
+    assert_eq!((asked.agent.as_str(), asked.tool.as_str()), ("broker", TOOL));
+    (handle, asked.id)
+}
+
+#[tokio::test]
+async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well() {
+    let host = start_chain("[limits]\nturn_ms = 2000", "[limits]\napproval_ms = 2500").await;
+    let (handle, _) = asked_below(&host).await;
+    let outcome = handle.outcome().await.expect("its own time was not used up");
+    assert_eq!(outcome.text, "nobody approved this call in time; it was not made");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_turn_that_waits_for_a_person_goes_on_with_it_and_calls_once() {
+    let host = start_chain("", "").await;
+    let (handle, id) = asked_below(&host).await;
+    decide(&host, &id, true).await.expect("nobody was faster");
+    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
+    for (agent, session) in [("broker", "desk~s"), ("orders", "broker~desk~s")] {
+        assert_eq!(host.agents.session(agent, session).await.expect("called").summary.turns, 1, "{agent}");
+    }
+    assert_eq!(host.agents.session("orders", "broker~desk~s").await.expect("called").state_bytes, 2);
+}
+
+#[tokio::test]
+async fn a_chain_of_turns_that_waits_for_a_person_survives_the_host_and_ends_together() {
+    let host = start_chain("", "").await;
+    let (handle, id) = asked_below(&host).await;
+    let turn = handle.turn_id().to_owned();
+    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
+    assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
+
+    let (handle, id) = asked_below(&host).await;
+    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("it is there");
+    assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
+    until(async || pending(&host).await.is_empty().then_some(())).await;
+    let late = decide(&host, &id, true).await.expect_err("there is nothing to decide");
+    assert!(late.to_string().contains("is of a turn that has ended"), "{late}");
 }
 
 #[tokio::test]

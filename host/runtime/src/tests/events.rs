@@ -2,7 +2,8 @@
 
 use super::{
     fixture::{Host, until},
-    guest::echo,
+    guest::{Guest, echo},
+    tools::{caller, finder, granting},
     waker::waker,
 };
 use crate::{Clock, Event, EventSummary, RuntimeOptions};
@@ -88,6 +89,43 @@ async fn a_storm_of_agents_that_answer_each_other_ends_at_the_hop_limit() {
     let (host, _clock) = start("s").await;
     host.answer("w", "s", "p").await;
     taken(&host, "s", 8).await;
+    over(&host).await;
+    assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
+}
+
+/// Its tool `find` emits `ping.x`, if it may.
+fn ringer() -> Guest {
+    let emit = r#"(import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
+    let ring = r#"(call $emit (i32.const 3000) (i32.const 6) (i32.const 0) (i32.const 0) (i32.const 0)
+        (i32.const 3100))"#;
+    let guest = finder(emit, ring, 0);
+    Guest { module: format!(r#"{} (data (i32.const 3000) "ping.x")"#, guest.module).leak(), ..guest }
+}
+
+/// Answers every event by a call of the ringer's tool.
+fn answerer() -> Guest {
+    let guest = caller();
+    let on_event = r#"
+        (data (i32.const 3000) "agent:ringer/find")
+        (func (export "skep:agent/event-handler@0.1.0#on-event")
+            (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i64 i64 i32) (result i32)
+            (call $call (i32.const 3000) (i32.const 17) (i32.const 512) (i32.const 8)
+                (i32.const 0) (i32.const 0) (i32.const 600))
+            (i32.store8 (i32.const 200) (i32.const 0))
+            (i32.const 200))"#;
+    let module = format!("{} {on_event}", guest.module).leak();
+    Guest { world: "export skep:agent/event-handler@0.1.0;", module, ..guest }
+}
+
+#[tokio::test]
+async fn a_storm_that_goes_through_tools_of_others_ends_there_as_well() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("ringer", "[grants]\nevents = [\"ping.*\"]", ringer()).await.expect("deploys");
+    let manifest =
+        "[grants]\ntools = [\"agent:ringer/find\"]\n[[trigger.event]]\ntopic = \"ping.x\"\nsession = \"s\"";
+    host.deploy("answerer", manifest, answerer()).await.expect("deploys");
+    host.answer("answerer", "s", "agent:ringer/find").await;
+    // What answers an event is there before the event is over.
     over(&host).await;
     assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
 }

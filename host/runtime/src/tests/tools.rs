@@ -168,7 +168,7 @@ async fn results_and_arguments_are_held_to_the_tools_schemas() {
 }
 
 /// Calls another agent's tool `find` and gives its result, or its error as one.
-fn relay(to: &str) -> Guest {
+pub(super) fn relay(to: &str) -> Guest {
     let name = format!("agent:{to}/find");
     let body = format!(
         r#"(call $call (i32.const 3000) (i32.const {}) (i32.const 512) (i32.const 8) (i32.const 0) (i32.const 0)
