@@ -25,6 +25,11 @@ impl Egress {
         Egress { client, granted, vault: Vault::new(store, options.key_file.clone()) }
     }
 
+    /// Whether developer and operator both name any place at all.
+    pub(crate) fn grants_any(&self, manifest: &Manifest) -> bool {
+        !manifest.grants.hosts.is_empty() && !self.granted.is_empty()
+    }
+
     /// Where an agent may send requests: where its developer asks for it and the operator agrees. `placeholder` is what
     /// stands for a secret in them.
     pub(crate) async fn policy(

@@ -1,4 +1,4 @@
-//! Tools that the host calls for an agent: of other agents, and of MCP servers.
+//! Tools that the host calls for an agent: of other agents, of MCP servers, and its own.
 //!
 //! The way of a call: the grants of developer and operator (`grant`) → the tool, wherever it is, with its schema → the
 //! arguments are validated → the call, until its deadline → the result is validated → the journal, so that a turn that
@@ -7,6 +7,7 @@
 
 mod agents;
 mod catalog;
+mod fetch;
 mod grant;
 mod tool_name;
 
@@ -51,6 +52,8 @@ pub(crate) struct HostTools {
     /// What the operator allows at most.
     ceiling: Vec<ToolGrant>,
     catalog: Catalog,
+    /// `http/fetch`.
+    fetch: Arc<Tool>,
 }
 
 /// The calls of one turn.
@@ -71,6 +74,7 @@ pub(crate) struct TurnTools {
 enum Target {
     Agent { agent: Arc<Deployed>, tool: Arc<Tool> },
     Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
+    Fetch { tool: Arc<Tool> },
 }
 
 impl HostTools {
@@ -80,7 +84,7 @@ impl HostTools {
 
     pub(crate) fn new(options: &RuntimeOptions) -> Self {
         let (servers, ceiling) = (options.tool_servers.clone(), options.granted_tools.clone());
-        HostTools { servers, ceiling, catalog: Catalog::default() }
+        HostTools { servers, ceiling, catalog: Catalog::default(), fetch: Arc::new(fetch::tool()) }
     }
 }
 
@@ -110,7 +114,7 @@ impl TurnTools {
 impl Target {
     fn tool(&self) -> &Arc<Tool> {
         match self {
-            Target::Agent { tool, .. } | Target::Server { tool, .. } => tool,
+            Target::Agent { tool, .. } | Target::Server { tool, .. } | Target::Fetch { tool } => tool,
         }
     }
 }
@@ -125,6 +129,9 @@ pub(crate) async fn call(
     let mut call = turn.journal.call(Identity::new("tools.call", &(name, arguments, options)))?;
     if let Some((result, place)) = turn.journal.recorded(&mut call)? {
         place.reached().await;
+        if let Ok(ToolName::Host { .. }) = resolve(turn, name) {
+            fetch::made_before(turn, arguments, &result);
+        }
         return Ok(result);
     }
     let (agent, source) =
@@ -209,7 +216,7 @@ fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
         Target::Agent { agent, tool } => {
             tool.definition.needs_approval || agent.manifest.asks_approval(name.tool())
         }
-        Target::Server { .. } => false,
+        Target::Server { .. } | Target::Fetch { .. } => false,
     };
     asked_by_owner || turn.agent.manifest.asks_approval(&name.to_string())
 }
@@ -236,6 +243,7 @@ async fn attempt_once(
                 }
             })
         }
+        Target::Fetch { .. } => fetch::call(turn, call, arguments, timeout).await,
     }
 }
 
@@ -294,7 +302,8 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
                 .map_err(|why| ToolError::Failed(format!("{name} cannot be called: {why}")))?;
             Ok(Target::Server { server: server.clone(), tool })
         }
-        ToolName::Host { .. } => Err(ToolError::Unknown(format!("this host has no {name}"))),
+        // The only name of this kind that there is.
+        ToolName::Host { .. } => Ok(Target::Fetch { tool: turn.tools.services.host_tools.fetch.clone() }),
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Turn {
     pub(crate) journal: Arc<Journal>,
     /// Of others.
     pub(crate) tools: TurnTools,
-    pub(super) egress: Arc<Egress>,
+    pub(crate) egress: Arc<Egress>,
     pub(super) fetches: FetchBudget,
     pub(crate) approvals: TurnApprovals,
     spent: Mutex<Spent>,

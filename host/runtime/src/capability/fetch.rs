@@ -11,7 +11,7 @@ use std::{
 use tracing::{Instrument, Span, field::Empty, info_span};
 
 /// Without a word of the agent.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 5;
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 

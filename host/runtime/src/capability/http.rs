@@ -20,7 +20,7 @@ impl HostWithStore<TurnContext> for Capabilities {
     ) -> wasmtime::Result<Result<Response, HttpError>> {
         let turn = accessor.with(|mut access| {
             let context = access.get();
-            context.charge(request_bytes(&request))?;
+            context.charge(request.bytes())?;
             wasmtime::error::Ok(context.turn.clone())
         })?;
         let Some(turn) = turn else { return Ok(Err(outside_a_turn())) };
@@ -51,15 +51,16 @@ async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, Ht
     let mut call = turn.journal.call(Identity::new("fetch", &request))?;
     if let Some((record, place)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
         place.reached().await;
-        turn.fetched_before(request_bytes(&request), record.body_bytes());
+        turn.fetched_before(request.bytes(), record.body_bytes());
         return Ok(record.into_result());
     }
-    let result = make(turn, &call, request).await?;
+    let result = make_request(turn, &call, request).await?;
     turn.journal.ended(&call, &FetchRecord::new(&result), Vec::new());
     Ok(result)
 }
 
-async fn make(
+/// Makes the request of a call that has no result yet, if it may be made: again, perhaps.
+pub(crate) async fn make_request(
     turn: &Arc<Turn>,
     call: &Call,
     request: Request,
@@ -134,9 +135,12 @@ fn outside_a_turn() -> HttpError {
     HttpError::Denied("requests are made in a turn only, not while the agent is described".to_owned())
 }
 
-fn request_bytes(request: &Request) -> usize {
-    let headers = request.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-    request.url.len() + headers + request.body.as_ref().map_or(0, Vec::len)
+impl Request {
+    /// Of URL, headers and body.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        self.url.len() + headers + self.body.as_ref().map_or(0, Vec::len)
+    }
 }
 
 fn response_bytes(response: &Response) -> usize {

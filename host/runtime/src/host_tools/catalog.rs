@@ -139,9 +139,12 @@ pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
 /// Of every agent and server of which anything is granted, in the order of their names.
 async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
     let services = &turn.tools.services;
-    let HostTools { servers, ceiling, catalog } = &services.host_tools;
+    let HostTools { servers, ceiling, catalog, fetch } = &services.host_tools;
     let grants = &turn.agent.manifest.grants.tools;
     let mut found = Vec::new();
+    if super::fetch::reaches_anywhere(turn) {
+        found.push((ToolName::Host { tool: fetch.definition.name.clone() }, fetch.clone()));
+    }
     for agent in services.ready() {
         let name =
             |tool: &str| ToolName::Agent { agent: agent.manifest.name.to_string(), tool: tool.to_owned() };

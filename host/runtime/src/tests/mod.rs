@@ -10,6 +10,7 @@ mod deploying;
 mod deployments;
 mod durability;
 mod events;
+mod fetch_tool;
 mod fixture;
 mod guest;
 mod hostile;

@@ -52,7 +52,7 @@ const FETCH_ONCE: &str = r#"
 
 /// A request, on a connection that waits for its answer.
 pub(super) struct Asked {
-    head: String,
+    pub(super) head: String,
     pub(super) body: String,
     stream: TcpStream,
 }
@@ -91,7 +91,7 @@ impl Server {
     }
 
     /// Answers every request that comes with this text.
-    fn answering(mut self, text: &'static str) -> SocketAddr {
+    pub(super) fn answering(mut self, text: &'static str) -> SocketAddr {
         let address = self.address;
         tokio::spawn(async move {
             while let Some(asked) = self.asked.recv().await {

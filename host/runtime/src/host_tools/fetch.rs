@@ -1,0 +1,213 @@
+//! `http/fetch`: one HTTP request as a tool, for models.
+//!
+//! It is a request of `skep:agent/http`, with the grants, the limits, the secrets and the records of one. What comes back
+//! is what a model can read: the body as text, as much of it as fits beside a conversation, and a note where that is not
+//! all of it.
+
+use crate::{
+    ToolDefinition,
+    bindings::{
+        http::{HttpError, Request, Response},
+        tools::ToolError,
+    },
+    capability::{DEFAULT_FETCH_TIMEOUT, Turn, make_request},
+    journal::{Call, Stopped},
+    tools::Tool,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use skep_outbound::ToolHints;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+/// Of the text of a response: some four thousand tokens.
+const MAX_TEXT_BYTES: usize = 16 << 10;
+
+#[derive(Deserialize)]
+struct Arguments {
+    #[serde(default = "get")]
+    method: String,
+    url: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    #[serde(default)]
+    body: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    status: u16,
+    url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_type: Option<String>,
+    /// Of the body.
+    bytes: usize,
+    text: String,
+    /// What the text is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+/// What a model is told of it.
+pub(super) fn tool() -> Tool {
+    let input_schema = json!({
+        "type": "object",
+        "properties": {
+            "method": {
+                "enum": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"],
+                "description": "GET, if it is left out.",
+            },
+            "url": {"type": "string", "pattern": "^https?://[^ ]+$"},
+            "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+            "body": {"type": "string"},
+        },
+        "required": ["url"],
+        "additionalProperties": false,
+    });
+    let output_schema = json!({
+        "type": "object",
+        "properties": {
+            "status": {"type": "integer"},
+            "url": {"type": "string", "description": "After redirects."},
+            "content_type": {"type": "string"},
+            "bytes": {"type": "integer", "description": "Of the whole body."},
+            "text": {"type": "string", "description": "The body, or its beginning."},
+            "note": {"type": "string", "description": "What the text leaves out."},
+        },
+        "required": ["status", "url", "bytes", "text"],
+    });
+    let description = format!(
+        "Makes an HTTP request and gives its status and its body as text, up to {} KiB of it.",
+        MAX_TEXT_BYTES >> 10
+    );
+    let definition = ToolDefinition {
+        name: "fetch".to_owned(),
+        description,
+        input_schema,
+        output_schema: Some(output_schema),
+        // Of all its methods together. What may be made again after a restart goes by the method of each request.
+        hints: ToolHints { read_only: false, destructive: true, idempotent: false, open_world: true },
+        timeout_ms: None,
+        retries: 0,
+        needs_approval: false,
+    };
+    Tool::new(definition).expect("its own schemas compile")
+}
+
+/// Whether there is anywhere that the agent could be allowed to send a request to.
+pub(super) fn reaches_anywhere(turn: &Turn) -> bool {
+    turn.egress.grants_any(&turn.agent.manifest)
+}
+
+pub(super) async fn call(
+    turn: &Arc<Turn>,
+    call: &Call,
+    arguments: Value,
+    timeout: Option<Duration>,
+) -> Result<Result<Value, ToolError>, Stopped> {
+    let timeout_ms = timeout.map(|timeout| u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX));
+    let request = match request(arguments, timeout_ms) {
+        Ok(request) => request,
+        Err(error) => return Ok(Err(ToolError::InvalidArguments(error.to_string()))),
+    };
+    Ok(match make_request(turn, call, request).await? {
+        Ok(response) => Ok(json!(Answer::from(response))),
+        Err(error) => Err(refusal(error, timeout)),
+    })
+}
+
+/// Counts a request that was made before a restart, with what the journal holds of its answer.
+pub(super) fn made_before(turn: &Turn, arguments: &str, result: &Result<String, ToolError>) {
+    let received = match result {
+        Ok(answer) => serde_json::from_str(answer).map_or(0, |answer: Answer| answer.bytes),
+        Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Interrupted(_)) => 0,
+        // Nothing left the host.
+        Err(_) => return,
+    };
+    let arguments = serde_json::from_str(arguments).unwrap_or_default();
+    let sent = request(arguments, None).map_or(0, |request| request.bytes());
+    turn.fetched_before(sent, received);
+}
+
+fn request(arguments: Value, timeout_ms: Option<u32>) -> Result<Request, serde_json::Error> {
+    let Arguments { method, url, headers, body } = serde_json::from_value(arguments)?;
+    let body = (!body.is_empty()).then(|| body.into_bytes());
+    Ok(Request { method, url, headers: headers.into_iter().collect(), body, timeout_ms })
+}
+
+impl From<Response> for Answer {
+    fn from(response: Response) -> Self {
+        let Response { status, url, headers, body } = response;
+        let content_type =
+            headers.into_iter().find(|(name, _)| name == "content-type").map(|(_, value)| value);
+        let (text, note) = readable(&body, content_type.as_deref());
+        Answer { status, url, content_type, bytes: body.len(), text, note }
+    }
+}
+
+/// The beginning of a body, and what has to be said about it.
+fn readable(body: &[u8], content_type: Option<&str>) -> (String, Option<String>) {
+    let (text, mut notes) = match std::str::from_utf8(body) {
+        Ok(text) => (text.into(), Vec::new()),
+        Err(_) if content_type.is_some_and(|kind| kind.starts_with("text/")) => {
+            (String::from_utf8_lossy(body), vec!["what is no UTF-8 was replaced by \u{fffd}".to_owned()])
+        }
+        Err(_) => return (String::new(), Some("the body is not text, and is left out".to_owned())),
+    };
+    let end = text.floor_char_boundary(MAX_TEXT_BYTES);
+    if end < text.len() {
+        notes.push(format!("the text was cut after {end} of {} bytes", text.len()));
+    }
+    (text[..end].to_owned(), (!notes.is_empty()).then(|| notes.join("; ")))
+}
+
+fn refusal(error: HttpError, timeout: Option<Duration>) -> ToolError {
+    match error {
+        HttpError::Denied(why) | HttpError::LimitExceeded(why) => ToolError::Denied(why),
+        HttpError::InvalidRequest(why) => ToolError::InvalidArguments(why),
+        HttpError::Failed(why) | HttpError::TooLarge(why) => ToolError::Failed(why),
+        HttpError::Timeout => super::timed_out(timeout.unwrap_or(DEFAULT_FETCH_TIMEOUT)),
+        HttpError::Interrupted => ToolError::Interrupted(
+            "the host was started again during the request, and nobody knows whether the server acted on it"
+                .to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_read_as_text_as_far_as_it_is_one() {
+        let long = "é".repeat(MAX_TEXT_BYTES);
+        let cut = format!("the text was cut after {MAX_TEXT_BYTES} of {} bytes", long.len());
+        for (body, kind, text, note) in [
+            (&b"{\"a\": 1}"[..], Some("application/json"), "{\"a\": 1}", None),
+            (b"", None, "", None),
+            (long.as_bytes(), None, &long[..MAX_TEXT_BYTES], Some(cut.as_str())),
+            (
+                b"caf\xe9",
+                Some("text/plain"),
+                "caf\u{fffd}",
+                Some("what is no UTF-8 was replaced by \u{fffd}"),
+            ),
+            (b"\x89PNG", Some("image/png"), "", Some("the body is not text, and is left out")),
+        ] {
+            let (read, said) = readable(body, kind);
+            assert_eq!((read.as_str(), said.as_deref()), (text, note));
+        }
+    }
+
+    #[test]
+    fn arguments_are_a_get_of_the_url_unless_they_say_more() {
+        let plain = request(json!({"url": "https://x.org/"}), Some(5)).expect("valid");
+        assert_eq!((plain.method.as_str(), plain.body, plain.timeout_ms), ("GET", None, Some(5)));
+        let post = json!({"method": "POST", "url": "https://x.org/", "headers": {"a": "b"}, "body": "c"});
+        let post = request(post, None).expect("valid");
+        assert_eq!((post.headers, post.body), (vec![("a".into(), "b".into())], Some(b"c".to_vec())));
+    }
+}
