@@ -10,7 +10,10 @@ use rmcp::{
     transport::{StreamableHttpClientTransport, streamable_http_client::StreamableHttpClientTransportConfig},
 };
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tokio::sync::Notify;
 
 /// Keeps what it is told of progress.
@@ -71,6 +74,16 @@ async fn tools_of_an_agent_are_called_as_turns_and_their_results_are_structured(
     let add = named("mcp-tools__add");
     assert_eq!(add.input_schema["properties"]["a"]["maximum"], 99);
     assert_eq!(add.output_schema.as_ref().unwrap()["required"], json!(["sum"]));
+    let annotations = |name: &str| {
+        let told = named(name).annotations.as_ref().unwrap();
+        [told.read_only_hint, told.destructive_hint, told.idempotent_hint, told.open_world_hint]
+            .map(Option::unwrap)
+    };
+    assert_eq!(annotations("mcp-tools__add"), [false, false, true, false]);
+    assert_eq!(annotations("mcp-tools__lie"), [true, false, false, false]);
+    assert_eq!(annotations("mcp-tools__pay"), [false, true, false, true]);
+    assert_eq!(named("mcp-tools__pay").meta.as_ref().unwrap().0["skep.dev/needs_approval"], true);
+    assert!(add.meta.is_none());
 
     let sum = call(&client, "mcp-tools__add", json!({"a": 2, "b": 3})).await;
     assert_eq!((sum.is_error, &sum.structured_content), (Some(false), &Some(json!({"sum": 5}))));
@@ -133,4 +146,97 @@ async fn a_call_that_is_cancelled_cancels_its_turn() {
     // The session takes one turn at a time, and a turn that was cancelled has not been.
     let next = call(&client, "mcp-cancel", json!({"text": "usage"})).await;
     assert_eq!(next.structured_content.unwrap()["turn"], 1);
+}
+
+/// What a client is told that calls `pay`.
+fn told(result: &CallToolResult, key: &str) -> Value {
+    result.meta.as_ref().unwrap().0[key].clone()
+}
+
+async fn decide(host: &Host, id: &Value, decision: &str) {
+    host.ok(&format!("/v1/approvals/{}", id.as_str().unwrap()), json!({ "decision": decision })).await;
+}
+
+#[tokio::test]
+async fn a_call_that_a_person_decides_about_waits_for_it_and_gives_its_result() {
+    let host = deploy("toolcall", "mcp-pay", "").await;
+    let (client, listener) = connect(host).await;
+    let deciding = async {
+        listener.was_told.notified().await;
+        let said = listener.told.lock().unwrap()[0].1.clone();
+        assert!(said.starts_with("pay waits for a person's word; approval "), "{said}");
+        decide(host, &json!(said.split_whitespace().last().unwrap()), "approve").await;
+    };
+    let (paid, ()) = tokio::join!(call(&client, "mcp-pay__pay", json!({"cents": 7})), deciding);
+    assert_eq!(
+        (paid.is_error, &paid.structured_content),
+        (Some(false), &Some(json!({"result": 7}))),
+        "{paid:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_call_that_nobody_has_decided_about_is_told_and_found_again_by_its_key() {
+    let mut options = Host::options(None);
+    options.gateway.mcp.approval_wait = Duration::ZERO;
+    let host = Host::start_with(options);
+    assert_eq!(host.deploy_guest("toolcall", "payer", "").await.0, 201);
+    let (client, _) = connect(&host).await;
+    let waits = call(&client, "payer__pay", json!({"cents": 7})).await;
+    assert_eq!((waits.is_error, told(&waits, "skep.dev/code")), (Some(true), json!("approval_required")));
+    let approval = told(&waits, "skep.dev/approval");
+    assert!(approval["tool"] == "pay" && approval["expires_at_ms"].is_u64(), "{approval}");
+    assert!(text(&waits).contains(&format!("skep approval approve {}", approval["id"].as_str().unwrap())));
+
+    // Nothing has run, and the same call is the same turn, also on another connection.
+    let (key, session) = (told(&waits, "skep.dev/idempotency_key"), told(&waits, "skep.dev/session"));
+    let again = async || {
+        let (client, _) = connect(&host).await;
+        let meta = json!({"skep.dev/idempotency_key": key, "skep.dev/session": session});
+        let mut params = params("payer__pay", json!({"cents": 7}));
+        params.meta = Some(serde_json::from_value(meta).unwrap());
+        client.call_tool(params).await.unwrap()
+    };
+    assert_eq!(told(&again().await, "skep.dev/approval"), approval);
+    let path = format!("/v1/agents/payer/sessions/{}", session.as_str().unwrap());
+    assert_eq!(host.get(&path).await.0, 404, "no turn has ended");
+    let turn = format!("{path}/turns/{}", told(&waits, "skep.dev/turn_id").as_str().unwrap());
+    assert_eq!(host.get(&turn).await.1["state"], "running");
+
+    decide(&host, &approval["id"], "approve").await;
+    let followed = host.get(&format!("{turn}/events")).await.1;
+    assert!(followed.as_str().unwrap().contains("event: done"), "{followed}");
+    assert_eq!(again().await.structured_content, Some(json!({"result": 7})));
+    let (_, detail) = host.get(&path).await;
+    assert_eq!((&detail["turns"], &detail["state_keys"]), (&json!(1), &json!(["paid"])), "once: {detail}");
+}
+
+#[tokio::test]
+async fn a_call_that_is_refused_or_withdrawn_runs_nothing() {
+    let host = deploy("toolcall", "mcp-refuse", "").await;
+    let (client, listener) = connect(host).await;
+    let asked = async || {
+        listener.was_told.notified().await;
+        let said = listener.told.lock().unwrap().last().unwrap().1.clone();
+        json!(said.split_whitespace().last().unwrap())
+    };
+    let deciding = async { decide(host, &asked().await, "deny").await };
+    let (refused, ()) = tokio::join!(call(&client, "mcp-refuse__pay", json!({"cents": 7})), deciding);
+    assert_eq!((refused.is_error, told(&refused, "skep.dev/code")), (Some(true), json!("call_refused")));
+    assert_eq!(text(&refused), "a person refused this call");
+
+    let pay = CallToolRequest::new(params("mcp-refuse__pay", json!({"cents": 7})));
+    let options = PeerRequestOptions::no_options();
+    let running =
+        client.send_cancellable_request(ClientRequest::CallToolRequest(pay), options).await.unwrap();
+    let id = asked().await;
+    running.cancel(Some("enough".into())).await.unwrap();
+    // The session takes one turn at a time: when the next one has ended, so has the one that was cancelled.
+    assert_eq!(
+        call(&client, "mcp-refuse__add", json!({"a": 1, "b": 1})).await.meta.unwrap().0["skep.dev/turn"],
+        1
+    );
+    let (status, late) =
+        host.post(&format!("/v1/approvals/{}", id.as_str().unwrap()), json!({"decision": "approve"})).await;
+    assert!(status == 409 && late["error"]["message"].as_str().unwrap().contains("has ended"), "{late}");
 }

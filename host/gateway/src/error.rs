@@ -154,6 +154,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::WebhookNotFound { .. }
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
+            RuntimeError::CallRefused { .. } => StatusCode::FORBIDDEN,
             RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,

@@ -2,10 +2,13 @@
 //!
 //! The protocol is the official crate's, of the revisions with sessions and of the one without; what is here is what a call
 //! means, and the bounds. Where there are sessions, a client that goes away has cancelled nothing, as the protocol has it:
-//! its turns go on until the session is forgotten. Where there are none, it has.
+//! its turns go on until the session is forgotten. Where there are none, it has. A turn that is durable, because a person is
+//! asked about it or because the client gave it a key, goes on in any case, until it is cancelled by name.
 
+mod answer;
 mod call;
 mod catalog;
+mod durable;
 mod server;
 mod sessions;
 
@@ -38,11 +41,19 @@ pub struct McpOptions {
     pub max_sessions: usize,
     /// How long a client is remembered that says nothing. It is longer than any turn.
     pub session_idle: Duration,
+    /// How long a call that a person decides about holds its client, who then gets the approval's id. Shorter than clients
+    /// wait for an answer.
+    pub approval_wait: Duration,
 }
 
 impl Default for McpOptions {
     fn default() -> Self {
-        McpOptions { origins: Vec::new(), max_sessions: 1_000, session_idle: Duration::from_secs(30 * 60) }
+        McpOptions {
+            origins: Vec::new(),
+            max_sessions: 1_000,
+            session_idle: Duration::from_secs(30 * 60),
+            approval_wait: Duration::from_secs(45),
+        }
     }
 }
 
@@ -66,8 +77,8 @@ impl Mcp {
             .enforce_origin_validation()
             .with_max_request_body_bytes(max_body_bytes);
         let sessions = BoundedSessions::new(options.max_sessions, options.session_idle);
-        let ending = closing.subscribe();
-        let server = move || Ok(AgentServer::new(host.clone(), ending.clone()));
+        let (ending, approval_wait) = (closing.subscribe(), options.approval_wait);
+        let server = move || Ok(AgentServer::new(host.clone(), ending.clone(), approval_wait));
         Mcp { service: StreamableHttpService::new(server, Arc::new(sessions), config), closing }
     }
 

@@ -8,7 +8,7 @@ use crate::{
     AgentHost, RunEvent, RuntimeError,
     capability::{Turn, log::now_ms},
     feed::Parked,
-    journal::{Call, Stopped},
+    journal::{Call, Identity, Stopped},
 };
 use serde_json::Value;
 use skep_store::{ApprovalRow, Decision, NewApproval, Verdict};
@@ -132,6 +132,24 @@ impl TurnApprovals {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A person's word as a call of its own: from the journal, or asked for now.
+pub(crate) async fn decision(
+    turn: &Arc<Turn>,
+    identity: Identity,
+    tool: &str,
+    arguments: &str,
+) -> Result<Result<(), String>, Stopped> {
+    let mut call = turn.journal.call(identity)?;
+    if let Some((decided, place)) = turn.journal.recorded(&mut call)? {
+        place.reached().await;
+        return Ok(decided);
+    }
+    turn.journal.caught_up().await;
+    let decided = ask(turn, &call, tool, arguments).await?;
+    turn.journal.ended(&call, &decided, Vec::new());
+    Ok(decided)
 }
 
 /// Asks a person about a call, and waits for the decision. The error is what to say instead of a result.

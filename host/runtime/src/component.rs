@@ -122,13 +122,17 @@ impl Compiler {
             &limits,
         );
         let (described, mut context) = instance::describe(&self.wasm, &pre, &limits, context).await;
-        let handler::Description { description, tools } =
+        let handler::Description { description, mut tools } =
             described.map_err(|error| broken(format!("it cannot describe itself: {error}")))?;
         if description.len() > MAX_DESCRIPTION_BYTES {
             let size = description.len();
             return Err(broken(format!(
                 "its description has {size} bytes; {MAX_DESCRIPTION_BYTES} are allowed"
             )));
+        }
+        // The manifest adds to what the component says, and takes nothing away.
+        for tool in &mut tools {
+            tool.needs_approval |= manifest.asks_approval(&tool.name);
         }
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
         for name in manifest.tools.keys() {

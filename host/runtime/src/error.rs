@@ -72,6 +72,9 @@ pub enum RuntimeError {
     /// What a tool told its caller.
     #[error("{message}")]
     ToolFailed { message: String },
+    /// A person said no to a call of a tool, or nobody decided in time.
+    #[error("{message}")]
+    CallRefused { message: String },
     #[error("no approval {id:?} is asked for; it may belong to a turn that was removed")]
     ApprovalNotFound { id: String },
     /// It is decided once.
@@ -147,6 +150,7 @@ impl RuntimeError {
             Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
             Self::ToolFailed { .. } => "tool_failed",
+            Self::CallRefused { .. } => "call_refused",
             Self::ApprovalNotFound { .. } => "approval_not_found",
             Self::ApprovalDecided { .. } => "approval_decided",
             Self::InvalidMessage { .. } => "invalid_message",
@@ -174,6 +178,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "agent_not_found",
         "agent_trapped",
         "busy",
+        "call_refused",
         "cancelled",
         "context_overflow",
         "deadline_exceeded",

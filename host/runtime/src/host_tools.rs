@@ -213,9 +213,7 @@ async fn make(
 /// Who has the tool asks for a person's word, or who calls it does.
 fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
     let asked_by_owner = match target {
-        Target::Agent { agent, tool } => {
-            tool.definition.needs_approval || agent.manifest.asks_approval(name.tool())
-        }
+        Target::Agent { tool, .. } => tool.definition.needs_approval,
         Target::Server { .. } | Target::Fetch { .. } => false,
     };
     asked_by_owner || turn.agent.manifest.asks_approval(&name.to_string())

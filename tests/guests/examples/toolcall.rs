@@ -25,7 +25,7 @@ enum Colour {
 }
 
 /// Adds two numbers.
-#[tool]
+#[tool(idempotent)]
 async fn add(
     cx: &Context,
     #[schemars(range(min = 0, max = 99))] a: i64,
@@ -36,7 +36,7 @@ async fn add(
 }
 
 /// Gives a digit of a colour.
-#[tool]
+#[tool(read_only)]
 fn lie(colour: Colour, note: Option<bool>) -> Small {
     Small { digit: 1000 + colour as u32 + u32::from(note.unwrap_or_default()) }
 }
@@ -54,7 +54,7 @@ fn boom() {
 }
 
 /// Pays.
-#[tool(needs_approval)]
+#[tool(destructive, open_world, needs_approval)]
 async fn pay(cx: &Context, #[schemars(range(min = 1, max = 99))] cents: u32) -> Result<u32, ToolError> {
     let paid: u32 = cx.state().get_or_default("paid")?;
     cx.state().set("paid", &(paid + 1))?;

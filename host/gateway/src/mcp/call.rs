@@ -2,38 +2,45 @@
 //!
 //! A name that is none is an error of the protocol. Everything else that goes wrong is a result that says so, which the
 //! client's model can read: arguments that do not fit, a turn that failed, a host that is busy.
+//!
+//! A call that a person decides about is a durable turn. Its client waits a while for the decision; then it is told what is
+//! asked, and by which key the same call gets the result.
 
 use super::{
     RequestSpan,
+    answer::{self, Again, Answer, KEY, Progress, SESSION},
     catalog::{self, Target},
+    durable::{DurableCalls, Turn},
 };
 use crate::{access::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
-use futures::FutureExt;
 use rmcp::{
-    ErrorData, Peer, RoleServer,
-    model::{
-        CallToolRequestParams, CallToolResult, ContentBlock, JsonObject, MetaObject,
-        ProgressNotificationParam, ProgressToken,
-    },
+    ErrorData, RoleServer,
+    model::{CallToolRequestParams, CallToolResult, JsonObject},
     service::RequestContext,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use skep_engine::Priority;
-use skep_runtime::{
-    AgentHost, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, ToolOrigin, plain_session,
-};
+use skep_runtime::{AgentHost, Invocation, Origin, RuntimeError, ToolOrigin, plain_session};
 use std::{fmt::Display, time::Duration};
 use tracing::{Instrument, Span, field::Empty};
 
-/// Names the session in a request's `_meta`, and in a result's.
-const SESSION: &str = "skep.dev/session";
-const TURN: &str = "skep.dev/turn";
-/// A stable name for what went wrong.
-const CODE: &str = "skep.dev/code";
-/// How long a client may take to read what it is told of progress.
-const TELLING: Duration = Duration::from_secs(10);
+/// What one client is to the host.
+pub(super) struct Client<'a> {
+    pub(super) host: &'a AgentHost,
+    /// The session that it talks to unless it names one.
+    pub(super) session: &'a str,
+    pub(super) approval_wait: Duration,
+    pub(super) durable: &'a DurableCalls,
+}
+
+/// What is to be known of a tool that is called.
+struct Shape {
+    /// Its result is an object as it is.
+    is_object: bool,
+    needs_approval: bool,
+}
 
 /// Arguments of a message.
 #[derive(Deserialize)]
@@ -45,33 +52,23 @@ struct MessageArguments {
 }
 
 pub(super) async fn call(
-    host: &AgentHost,
-    own_session: &str,
+    client: Client<'_>,
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ErrorData> {
     let caller = caller(&context)?;
     let name = request.name.clone();
     let target = Target::of(&name);
-    let is_object = match caller.reaches(target.agent) {
-        true => shape_of_result(host, &target).map_err(|error| unknown(&name, &error))?,
+    let shape = match caller.reaches(target.agent) {
+        true => shape(client.host, &target).map_err(|error| unknown(&name, &error))?,
         false => return Err(unknown(&name, &"this key is for other agents")),
     };
     let kind = if target.tool.is_some() { "tool" } else { "message" };
     let span = span(&name, &context);
-    let work = async {
-        let session = context.meta.0.0.get(SESSION).and_then(Value::as_str).unwrap_or(own_session);
-        let invocation = invocation(&caller, &target, session, request.arguments)?;
-        let session = plain_session(&invocation.session).to_owned();
-        let run = host.invoke(invocation).await?;
-        let progress =
-            context.meta.get_progress_token().map(|token| Progress::new(token, context.peer.clone()));
-        let outcome = outcome(run, progress).await?;
-        Ok(result(outcome, session, target.tool.is_some(), is_object))
-    };
+    let work = make(&client, &caller, &target, &shape, request.arguments, &context);
     let ended = tokio::select! {
         ended = work.instrument(span.clone()) => ended,
-        // Dropping the work cancels the turn.
+        // Dropping the work cancels the turn, unless it is durable.
         () = context.ct.cancelled() => Err(RuntimeError::Cancelled),
     };
     let outcome = ended.as_ref().map_or_else(RuntimeError::code, |_| "ok");
@@ -79,16 +76,57 @@ pub(super) async fn call(
     if outcome != "ok" {
         span.record("error.type", outcome);
     }
-    Ok(ended.unwrap_or_else(|error| refusal(&error)))
+    Ok(ended.unwrap_or_else(|error| answer::refusal(&error)))
 }
 
-/// Whether the target's result is an object as it is.
-fn shape_of_result(host: &AgentHost, target: &Target<'_>) -> Result<bool, RuntimeError> {
-    match target.tool {
-        None => host.agent(target.agent).map(|_| true),
-        Some(tool) => {
-            host.tool(target.agent, tool).map(|tool| catalog::is_object(tool.output_schema.as_ref()))
+async fn make(
+    client: &Client<'_>,
+    caller: &Caller,
+    target: &Target<'_>,
+    shape: &Shape,
+    arguments: Option<JsonObject>,
+    context: &RequestContext<RoleServer>,
+) -> Result<CallToolResult, RuntimeError> {
+    let meta = |key| context.meta.0.0.get(key).and_then(Value::as_str);
+    let mut invocation = invocation(caller, target, meta(SESSION).unwrap_or(client.session), arguments)?;
+    let minted = || uuid::Uuid::now_v7().simple().to_string();
+    let key = meta(KEY).map(str::to_owned).or_else(|| shape.needs_approval.then(minted));
+    invocation.idempotency_key = key.clone();
+    let place = invocation.session.clone();
+    let session = plain_session(&place).to_owned();
+    let run = client.host.invoke(invocation).await?;
+    let token = context.meta.get_progress_token();
+    let progress = token.map(|token| Progress::new(token, context.peer.clone()));
+    let again = key.map(|key| Again { key, turn_id: run.turn_id().to_owned() });
+    let answered = match &again {
+        None => answer::follow(run, progress, None).await?,
+        Some(Again { turn_id, .. }) => {
+            let turn = Turn { agent: target.agent.to_owned(), session: place, id: turn_id.clone() };
+            client.durable.begin(&context.id, turn);
+            let answered = answer::follow(run, progress, Some(client.approval_wait)).await;
+            client.durable.end(&context.id);
+            answered?
         }
+    };
+    Ok(match (answered, again) {
+        (Answer::Outcome(outcome), _) => {
+            answer::result(outcome, session, target.tool.is_some(), shape.is_object)
+        }
+        (Answer::Asked(asked), again) => {
+            let again =
+                again.expect("only for a turn that goes on is there a bound to its client's patience");
+            answer::not_yet(&asked, target, &session, &again)
+        }
+    })
+}
+
+fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {
+    match target.tool {
+        None => host.agent(target.agent).map(|_| Shape { is_object: true, needs_approval: false }),
+        Some(tool) => host.tool(target.agent, tool).map(|tool| Shape {
+            is_object: catalog::is_object(tool.output_schema.as_ref()),
+            needs_approval: tool.needs_approval,
+        }),
     }
 }
 
@@ -152,93 +190,4 @@ fn invocation(
         idempotency_key: None,
         detached: false,
     })
-}
-
-async fn outcome(mut run: RunHandle, mut progress: Option<Progress>) -> Result<Outcome, RuntimeError> {
-    loop {
-        // What was said meanwhile is told together.
-        let event = match run.next().now_or_never() {
-            Some(event) => event,
-            None => {
-                if let Some(telling) = &mut progress
-                    && telling.tell().await.is_err()
-                {
-                    progress = None;
-                }
-                run.next().await
-            }
-        };
-        match event {
-            Some(Ok(RunEvent::Delta { text })) => {
-                if let Some(progress) = &mut progress {
-                    progress.unsaid.push_str(&text);
-                }
-            }
-            Some(Ok(RunEvent::Done(outcome))) => return Ok(outcome),
-            Some(Ok(_)) => {}
-            Some(Err(error)) => return Err(error),
-            None => return Err(RuntimeError::Cancelled),
-        }
-    }
-}
-
-fn result(outcome: Outcome, session: String, is_tool: bool, is_object: bool) -> CallToolResult {
-    let Outcome { text, data, turn, .. } = outcome;
-    let meta = json!({ SESSION: session, TURN: turn });
-    let (text, structured) = if is_tool {
-        let data = data.unwrap_or_default();
-        let text = data.as_str().map_or_else(|| data.to_string(), str::to_owned);
-        (text, if is_object { data } else { json!({ "result": data }) })
-    } else {
-        let mut structured = json!({"text": text, "session": session, "turn": turn});
-        if let Some(data) = data {
-            structured["data"] = data;
-        }
-        (text, structured)
-    };
-    let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
-    result.structured_content = Some(structured);
-    result.meta = meta_object(meta);
-    result
-}
-
-fn refusal(error: &RuntimeError) -> CallToolResult {
-    let mut result = CallToolResult::error(vec![ContentBlock::text(error.to_string())]);
-    result.meta = meta_object(json!({ CODE: error.code() }));
-    result
-}
-
-fn meta_object(meta: Value) -> Option<MetaObject> {
-    match meta {
-        Value::Object(members) => Some(MetaObject(members)),
-        _ => None,
-    }
-}
-
-/// Tells the client what is generated while it is.
-struct Progress {
-    token: ProgressToken,
-    peer: Peer<RoleServer>,
-    unsaid: String,
-    /// Characters so far.
-    said: usize,
-}
-
-impl Progress {
-    fn new(token: ProgressToken, peer: Peer<RoleServer>) -> Self {
-        Progress { token, peer, unsaid: String::new(), said: 0 }
-    }
-
-    /// An error if nobody reads it.
-    async fn tell(&mut self) -> Result<(), ()> {
-        if self.unsaid.is_empty() {
-            return Ok(());
-        }
-        let text = std::mem::take(&mut self.unsaid);
-        self.said += text.chars().count();
-        let progress =
-            ProgressNotificationParam::new(self.token.clone(), self.said as f64).with_message(text);
-        let told = tokio::time::timeout(TELLING, self.peer.notify_progress(progress)).await;
-        told.map_err(|_elapsed| ())?.map_err(|_closed| ())
-    }
 }

@@ -3,13 +3,15 @@
 //! Agents' names have no underscore, so `AGENT__TOOL` is read in one way only.
 
 use crate::access::Caller;
-use rmcp::model::{JsonObject, ListToolsResult, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, ListToolsResult, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use skep_runtime::{AgentDetail, AgentHost, ToolDefinition, ToolHints};
 use std::sync::Arc;
 
 const PAGE: usize = 100;
 const BETWEEN: &str = "__";
+/// Of a tool's `_meta`: a person decides about each call.
+const NEEDS_APPROVAL: &str = "skep.dev/needs_approval";
 
 /// What a tool's name means.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,8 +104,12 @@ fn described(agent: &str, tool: &ToolDefinition) -> Tool {
     // Which the runtime takes for granted and the protocol wants said.
     input["type"] = json!("object");
     let name = format!("{agent}{BETWEEN}{}", tool.name);
-    let described =
+    let mut described =
         Tool::new(name, tool.description.clone(), object(input)).with_annotations(annotations(tool.hints));
+    if tool.needs_approval {
+        let meta = JsonObject::from_iter([(NEEDS_APPROVAL.to_owned(), json!(true))]);
+        described = described.with_meta(MetaObject(meta));
+    }
     match tool.output_schema.as_ref().and_then(output_schema) {
         Some(schema) => described.with_raw_output_schema(object(schema)),
         None => described,

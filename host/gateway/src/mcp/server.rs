@@ -1,16 +1,23 @@
 //! What the protocol asks of a server: who it is, its tools, their calls, and a word when the tools change.
 
-use super::{call, catalog};
+use super::{
+    call::{self, Client},
+    catalog,
+    durable::DurableCalls,
+};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, Implementation, ListToolsResult, PaginatedRequestParams,
-        ServerCapabilities, ServerConfig, SubscriptionFilter,
+        CallToolRequestParams, CallToolResponse, CancelledNotificationParam, Implementation, ListToolsResult,
+        PaginatedRequestParams, ServerCapabilities, ServerConfig, SubscriptionFilter,
     },
     service::{NotificationContext, RequestContext, SubscriptionContext},
 };
 use skep_runtime::AgentHost;
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 use tokio::{sync::watch, task::JoinSet};
 
 const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
@@ -21,15 +28,18 @@ pub(super) struct AgentServer {
     host: AgentHost,
     /// The session of the agents' that this client talks to unless it names one.
     session: String,
+    approval_wait: Duration,
+    durable: DurableCalls,
     closing: watch::Receiver<bool>,
     /// Tells the client of changes, and ends with this.
     news: Mutex<JoinSet<()>>,
 }
 
 impl AgentServer {
-    pub(super) fn new(host: AgentHost, closing: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(host: AgentHost, closing: watch::Receiver<bool>, approval_wait: Duration) -> Self {
         let session = format!("mcp-{}", uuid::Uuid::now_v7().simple());
-        AgentServer { host, session, closing, news: Mutex::default() }
+        let (durable, news) = (DurableCalls::default(), Mutex::default());
+        AgentServer { host, session, approval_wait, durable, closing, news }
     }
 }
 
@@ -54,7 +64,20 @@ impl ServerHandler for AgentServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        call::call(&self.host, &self.session, request, context).await.map(CallToolResponse::from)
+        let Self { host, session, approval_wait, durable, .. } = self;
+        let client = Client { host, session, approval_wait: *approval_wait, durable };
+        call::call(client, request, context).await.map(CallToolResponse::from)
+    }
+
+    /// The calls that end with their client have ended by then; the others are cancelled by name.
+    async fn on_cancelled(
+        &self,
+        notification: CancelledNotificationParam,
+        _context: NotificationContext<RoleServer>,
+    ) {
+        if let Some(id) = notification.request_id {
+            self.durable.cancel(&self.host, &id).await;
+        }
     }
 
     /// Clients of the revisions with sessions are told of changes without asking.

@@ -83,8 +83,7 @@ impl Turn {
 
     /// Whether a person decides about calls of one of the agent's own tools.
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
-        let own = self.agent.tools.get(tool);
-        own.is_some_and(|own| own.definition.needs_approval || self.agent.manifest.asks_approval(tool))
+        self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
     }
 
     /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.

@@ -62,19 +62,8 @@ async fn approve(
     tool: &str,
     arguments: &str,
 ) -> Result<Result<(), String>, Stopped> {
-    let mut call = turn.journal.call(Identity::new("tools.approve", &(call_id, tool, arguments)))?;
-    let decided = match turn.journal.recorded::<Result<(), String>>(&mut call)? {
-        Some((decided, place)) => {
-            place.reached().await;
-            decided
-        }
-        None => {
-            turn.journal.caught_up().await;
-            let decided = approvals::ask(turn, &call, tool, arguments).await?;
-            turn.journal.ended(&call, &decided, Vec::new());
-            decided
-        }
-    };
+    let identity = Identity::new("tools.approve", &(call_id, tool, arguments));
+    let decided = approvals::decision(turn, identity, tool, arguments).await?;
     if decided.is_ok() {
         turn.approvals.approve(call_id);
     }

@@ -3,11 +3,14 @@
 use crate::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, RuntimeError, ToolOrigin,
     access::plain_session,
+    approvals,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
+    capability::Turn,
+    journal::{Identity, Stopped},
 };
 use serde_json::Value;
 use skep_engine::EngineError;
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 /// Of the text and the data of a reply, each.
 const MAX_REPLY_BYTES: usize = 8 << 20;
@@ -82,6 +85,16 @@ impl Entry {
                 received_at_ms,
             }),
         }
+    }
+
+    /// A person's word on a call of a tool that came from outside, if the tool needs it. About one that another agent makes,
+    /// that agent's turn has asked.
+    pub(super) async fn approved(&self, turn: &Arc<Turn>) -> Result<Result<(), String>, Stopped> {
+        let Entry::Tool(tool_handler::Invocation { name, arguments, .. }) = self else { return Ok(Ok(())) };
+        if !turn.tools.callers.is_empty() || !turn.needs_approval(name) {
+            return Ok(Ok(()));
+        }
+        approvals::decision(turn, Identity::new("tool.entry", &(name, arguments)), name, arguments).await
     }
 }
 

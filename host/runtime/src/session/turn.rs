@@ -401,6 +401,17 @@ impl Actor {
             }
         };
         tokio::pin!(stop);
+        tokio::select! {
+            approved = entry.approved(turn) => match approved {
+                Ok(Ok(())) => {}
+                Ok(Err(message)) => return Some(Err(RuntimeError::CallRefused { message })),
+                // The journal knows why.
+                Err(journal::Stopped) => return Some(Err(RuntimeError::Cancelled)),
+            },
+            () = &mut stop => {
+                return (!parked.load(Ordering::Relaxed)).then_some(Err(RuntimeError::Cancelled));
+            }
+        }
         let instance = tokio::select! {
             instance = tokio::time::timeout_at(turn.deadline.into(), services.instance()) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),

@@ -4,7 +4,8 @@ use super::{
     fixture::{Host, invocation, until},
     tools::{caller, counting, echoing, granted, granting, relay},
 };
-use crate::{Approval, Invocation, RunEvent, RunHandle, TurnPhase};
+use crate::{Approval, Invocation, Origin, RunEvent, RunHandle, ToolOrigin, TurnPhase};
+use serde_json::json;
 use std::time::Duration;
 
 const ASKS: &str = "[tools.find]\napproval = true";
@@ -135,6 +136,45 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
     assert!(matches!(decided, RunEvent::ApprovalDecided { approved: true, .. }), "{decided:?}");
     assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
     assert_eq!(host.agents.session("orders", "desk~s").await.expect("called").state_bytes, 2, "once");
+}
+
+/// A call of the tool that no agent makes.
+fn from_outside() -> Invocation {
+    let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
+    Invocation { origin, data: Some(json!({"id": 7})), detached: true, ..invocation("orders", "s", "") }
+}
+
+#[tokio::test]
+async fn a_call_from_outside_waits_for_a_person_as_well_and_is_made_once() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
+    let (id, turn) = (asked(&mut handle).await, handle.turn_id().to_owned());
+    let [waiting] = pending(&host).await.try_into().expect("one");
+    assert_eq!((waiting.agent.as_str(), waiting.tool.as_str()), ("orders", "find"));
+    assert_eq!(waiting.arguments, json!({"id": 7}));
+    host.agents.session("orders", "s").await.expect_err("nothing has run yet");
+
+    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let outcome = host.agents.follow("orders", "s", &turn).await.expect("kept").outcome().await;
+    assert_eq!(outcome.expect("goes well").data, Some(json!({"id": 7})));
+    let session = host.agents.session("orders", "s").await.expect("there");
+    assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "once");
+}
+
+#[tokio::test]
+async fn a_call_from_outside_that_a_person_refuses_runs_nothing() {
+    let host = Host::start().await;
+    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
+    decide(&host, &asked(&mut handle).await, false).await.expect("nobody was faster");
+    let refused = handle.outcome().await.expect_err("it was refused");
+    assert_eq!(
+        (refused.code(), refused.to_string().as_str()),
+        ("call_refused", "a person refused this call: too dear")
+    );
+    host.agents.session("orders", "s").await.expect_err("nothing has run");
 }
 
 /// A host with an agent that calls one that calls a third, which a person decides about.

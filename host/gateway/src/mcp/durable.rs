@@ -1,0 +1,41 @@
+//! Calls whose turns go on without their client: found again by their key, and cancelled by name.
+
+use rmcp::model::RequestId;
+use skep_runtime::AgentHost;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Those of one client that it waits for, and the turns that they are.
+#[derive(Default)]
+pub(super) struct DurableCalls(Mutex<HashMap<RequestId, Turn>>);
+
+pub(super) struct Turn {
+    pub(super) agent: String,
+    /// The host's id of it.
+    pub(super) session: String,
+    pub(super) id: String,
+}
+
+impl DurableCalls {
+    pub(super) fn begin(&self, call: &RequestId, turn: Turn) {
+        self.lock().insert(call.clone(), turn);
+    }
+
+    pub(super) fn end(&self, call: &RequestId) {
+        self.lock().remove(call);
+    }
+
+    /// The client does not want it any more.
+    pub(super) async fn cancel(&self, host: &AgentHost, call: &RequestId) {
+        let Some(Turn { agent, session, id }) = self.lock().remove(call) else { return };
+        if let Err(error) = host.cancel_turn(&agent, &session, &id).await {
+            tracing::debug!(agent, turn = id, "the turn of a call that was cancelled is not there: {error}");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Turn>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
