@@ -9,6 +9,7 @@ mod logs;
 mod outbox;
 mod secrets;
 mod sessions;
+mod tools;
 mod wire;
 
 use std::time::Duration;
@@ -26,9 +27,10 @@ pub use keys::{Key, NewKey};
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{Message, MessagePage, Session, SessionDetail};
+pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
-    AcceptedTurn, Agent, AgentVersion, LogLine, McpServer, McpTool, Timing, ToolCall, Turn, TurnEvent,
-    TurnState, TurnStatus, Usage as TokenUsage,
+    AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
+    Usage as TokenUsage,
 };
 
 /// The environment variable that names another host.
@@ -69,12 +71,6 @@ impl Client {
 
     pub async fn agents(&self) -> Result<Vec<Agent>> {
         let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
-        Ok(list.data)
-    }
-
-    /// The servers of tools that the host's skep.toml names.
-    pub async fn mcp_servers(&self) -> Result<Vec<McpServer>> {
-        let list: wire::List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])).await?;
         Ok(list.data)
     }
 

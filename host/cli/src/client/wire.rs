@@ -44,25 +44,6 @@ pub struct AgentVersion {
     pub manifest: String,
 }
 
-/// A server of tools that agents may be granted.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct McpServer {
-    pub name: String,
-    /// `connected` or `unavailable`.
-    pub state: String,
-    pub error: Option<String>,
-    pub tools: Vec<McpTool>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct McpTool {
-    pub name: String,
-    pub description: String,
-    pub read_only: bool,
-    pub destructive: bool,
-    pub idempotent: bool,
-}
-
 /// A line that an agent logged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LogLine {

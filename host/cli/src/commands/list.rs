@@ -11,6 +11,8 @@ use crate::client::Client;
 Examples:
   skep list
   skep list --versions concierge        what can be rolled back to
+  skep list --tools concierge           its tools, what they do to the world, and which a person decides about
+  skep list --tools --json | jq '.[] | .[] | select(.hints.destructive and (.needs_approval | not)) | .name'
   skep list --json | jq -r '.[].name'")]
 pub struct Args {
     /// Only this agent
@@ -19,6 +21,9 @@ pub struct Args {
     /// List the versions that can be put into force
     #[arg(long)]
     versions: bool,
+    /// List the tools
+    #[arg(long, conflicts_with = "versions")]
+    tools: bool,
     #[command(flatten)]
     host: HostArgs,
     /// Print as JSON
@@ -32,11 +37,14 @@ pub async fn run(args: Args) -> Result<()> {
     if let Some(name) = &args.agent {
         agents.retain(|agent| agent.name == *name);
     }
-    if args.versions {
+    if args.versions || args.tools {
         let names = args
             .agent
             .map_or_else(|| agents.into_iter().map(|agent| agent.name).collect(), |name| vec![name]);
-        return versions(&client, names, args.json).await;
+        return match args.tools {
+            true => tools(&client, names, args.json).await,
+            false => versions(&client, names, args.json).await,
+        };
     }
     if args.json {
         return out::json(&agents);
@@ -91,4 +99,31 @@ async fn versions(client: &Client, agents: Vec<String>, json: bool) -> Result<()
         })
         .collect();
     out::table(["AGENT", "VERSION", "", "DIGEST", "DEPLOYED", "BY"], &rows)
+}
+
+async fn tools(client: &Client, agents: Vec<String>, json: bool) -> Result<()> {
+    let mut listed = Vec::new();
+    for agent in agents {
+        let tools = client.tools(&agent).await?;
+        listed.push((agent, tools));
+    }
+    if json {
+        let listed: serde_json::Map<_, _> =
+            listed.into_iter().map(|(agent, tools)| (agent, serde_json::json!(tools))).collect();
+        return out::json(&listed);
+    }
+    let rows: Vec<_> = listed
+        .into_iter()
+        .flat_map(|(agent, tools)| {
+            tools.into_iter().map(move |tool| {
+                let approval = if tool.needs_approval { "by a person" } else { "" };
+                let description = tool.description.lines().next().unwrap_or_default().to_owned();
+                [agent.clone(), tool.name, tool.hints.words(), approval.to_owned(), description]
+            })
+        })
+        .collect();
+    if rows.is_empty() {
+        return out::line("no tools");
+    }
+    out::table(["AGENT", "TOOL", "HINTS", "APPROVAL", "DESCRIPTION"], &rows)
 }

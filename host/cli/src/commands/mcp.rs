@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::{HostArgs, out};
+use crate::client::McpTool;
 
 /// Servers of tools that skep.toml names
 #[derive(Debug, clap::Subcommand)]
@@ -47,7 +48,11 @@ pub async fn run(command: Command) -> Result<()> {
         return out::line("no servers; name one in skep.toml, see: skep mcp --help");
     }
     let rows = servers.into_iter().map(|server| {
-        let tools: Vec<String> = server.tools.into_iter().map(|tool| tool.name).collect();
+        let tools = server.tools.into_iter().map(|McpTool { name, hints, .. }| match hints.words() {
+            words if words.is_empty() => name,
+            words => format!("{name} ({words})"),
+        });
+        let tools: Vec<String> = tools.collect();
         [server.name, server.state, server.error.unwrap_or_else(|| tools.join(", "))]
     });
     out::table(["NAME", "STATE", "TOOLS"], &rows.collect::<Vec<_>>())

@@ -28,5 +28,6 @@ fn tool_json(tool: &ServedTool) -> Value {
         "read_only": tool.hints.read_only,
         "destructive": tool.hints.destructive,
         "idempotent": tool.hints.idempotent,
+        "open_world": tool.hints.open_world,
     })
 }

@@ -1,0 +1,78 @@
+//! The tools of agents and of servers, and what they do to the world.
+
+use anyhow::Result;
+use reqwest::Method;
+use serde::{Deserialize, Serialize};
+
+use super::{Client, wire::List};
+
+/// A tool of an agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Tool {
+    pub name: String,
+    pub description: String,
+    pub hints: ToolHints,
+    pub timeout_ms: Option<u32>,
+    pub retries: u32,
+    pub needs_approval: bool,
+}
+
+/// What a tool does to the world, as its author says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolHints {
+    pub read_only: bool,
+    pub destructive: bool,
+    pub idempotent: bool,
+    pub open_world: bool,
+}
+
+/// A server of tools that agents may be granted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct McpServer {
+    pub name: String,
+    /// `connected` or `unavailable`.
+    pub state: String,
+    pub error: Option<String>,
+    pub tools: Vec<McpTool>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct McpTool {
+    pub name: String,
+    pub description: String,
+    #[serde(flatten)]
+    pub hints: ToolHints,
+}
+
+#[derive(Deserialize)]
+struct AgentDetail {
+    tools: Vec<Tool>,
+}
+
+impl Client {
+    /// The tools of an agent.
+    pub async fn tools(&self, agent: &str) -> Result<Vec<Tool>> {
+        let detail: AgentDetail = self.json(self.request(Method::GET, &["v1", "agents", agent])).await?;
+        Ok(detail.tools)
+    }
+
+    /// The servers of tools that the host's skep.toml names.
+    pub async fn mcp_servers(&self) -> Result<Vec<McpServer>> {
+        let list: List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])).await?;
+        Ok(list.data)
+    }
+}
+
+impl ToolHints {
+    /// For people. Empty if nothing is said.
+    pub fn words(self) -> String {
+        let ToolHints { read_only, destructive, idempotent, open_world } = self;
+        let said = [
+            (read_only, "read-only"),
+            (destructive, "destructive"),
+            (idempotent, "idempotent"),
+            (open_world, "open world"),
+        ];
+        said.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect::<Vec<_>>().join(", ")
+    }
+}
