@@ -22,6 +22,8 @@ mod constraints;
 mod dev_loop;
 /// A host that is killed under load, and what its clients are told.
 mod durability;
+/// Tools of other agents, over HTTP, and what the command line shows of tools.
+mod host_tools;
 /// What a hostile or broken guest, request or file gets.
 mod hostile;
 /// Cheap rules of the house.

@@ -65,12 +65,17 @@ struct Process {
 
 impl Process {
     fn start(endpoint: &str) -> Process {
+        Process::start_with(endpoint, &[])
+    }
+
+    fn start_with(endpoint: &str, more: &[&str]) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--otlp-endpoint", endpoint])
             .args(["--log-format", "json"])
             .args(["--log-level", "info,skep_gateway=debug,skep_runtime=debug,skep_engine=debug"])
             .arg("--model")
             .arg(model_path())
+            .args(more)
             .env("OTEL_SERVICE_NAME", "shop")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -177,6 +182,41 @@ async fn a_message_is_one_trace_from_the_caller_to_the_model() {
         })
     );
     one_request_id_links_the_lines(&log);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_of_another_agents_tool_is_below_the_turn_whose_model_made_it() {
+    let collector = Collector::default();
+    let config = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    let grants = "[grants]\ntools = [\"agent:orders/*\"]\n";
+    std::fs::write(config.path(), grants).unwrap();
+    let more = ["--config", config.path().to_str().unwrap()];
+    let server = Process::start_with(&collector.start().await, &more);
+    assert_eq!(server.host.deploy_guest("toolcall", "orders", "").await.0, 201);
+    assert_eq!(server.host.deploy_guest("relay", "desk", grants).await.0, 201);
+    let path = "/v1/agents/desk/sessions/ada/messages";
+    server.host.ok(path, json!({"text": "model agent:orders/add Add 2 and 3."})).await;
+    assert!(server.stop().await.0.success());
+
+    let spans = collector.spans();
+    let named =
+        |name: &str| spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name}"));
+    let request = spans
+        .iter()
+        .find(|span| span.name == "POST /v1/agents/{agent}/sessions/{session}/messages")
+        .expect("the request");
+    let (turn, call, called) =
+        (named("invoke_agent desk"), named("execute_tool agent:orders/add"), named("invoke_agent orders"));
+    assert_eq!(turn.parent_span_id, request.span_id);
+    assert_eq!(call.parent_span_id, turn.span_id);
+    assert_eq!(called.parent_span_id, call.span_id);
+    let generations: Vec<&Span> = spans.iter().filter(|span| span.name == "chat smollm2-135m").collect();
+    assert_eq!(generations.len(), 2, "the call and the answer");
+    assert!(generations.iter().all(|generation| generation.parent_span_id == turn.span_id));
+    assert!(generations.iter().any(|generation| generation.end_time_unix_nano <= call.start_time_unix_nano));
+    assert!(spans.iter().all(|span| span.trace_id == request.trace_id || span.kind() == SpanKind::Server));
+    expect(call, json!({"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "agent:orders/add"}));
+    assert_eq!(attribute(&called.attributes, "gen_ai.conversation.id"), json!("desk~ada"));
 }
 
 /// The spans of a line are those around it, so each of them leads to the request.
