@@ -1,7 +1,11 @@
-//! Calls of an agent's own tools that people decide about, over HTTP.
+//! Calls of an agent's own tools that people decide about, over HTTP, and on a host that is killed meanwhile.
 
-use crate::harness::{Host, client, shared};
+use crate::{
+    durability::Process,
+    harness::{Host, client, model_path, shared},
+};
 use serde_json::{Value, json};
+use std::process::{Command, Stdio};
 
 async fn start(host: &Host, agent: &str, session: &str) -> String {
     host.deploy_guest("toolcall", agent, "").await;
@@ -74,4 +78,51 @@ async fn a_guest_that_does_not_ask_may_not_answer_the_call() {
     assert_eq!(status, 500, "{answer}");
     let message = answer["error"]["message"].as_str().expect("a message");
     assert!(message.contains("a person decides about calls of tool \"pay\""), "{message}");
+}
+
+/// What `skep approval …` prints.
+async fn approval(url: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.arg("approval").args(arguments).args(["--url", url]).stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_approved() {
+    let data = tempfile::tempdir().unwrap();
+    let start = async || {
+        let data = data.path().to_owned();
+        let process = tokio::task::spawn_blocking(move || Process::start(model_path(), &data)).await.unwrap();
+        (Host::elsewhere(process.url.clone()), process)
+    };
+    let (host, process) = start().await;
+    let events = self::start(&host, "payer", "s").await;
+    let asked = event(&host, &events, "approval_required").await;
+    process.kill();
+
+    let (host, process) = start().await;
+    let listed: Value = serde_json::from_str(&approval(&host.url, &["list", "--json"]).await).unwrap();
+    assert_eq!((listed.as_array().unwrap().len(), &listed[0]["id"]), (1, &asked["id"]), "{listed}");
+    assert_eq!((&listed[0]["tool"], &listed[0]["arguments"]), (&json!("pay"), &asked["arguments"]));
+    let approved = approval(&host.url, &["approve", asked["id"].as_str().unwrap()]).await;
+    assert_eq!(approved, "approved: pay of payer\n");
+    // Perhaps before the call was made, perhaps after.
+    process.kill();
+
+    let (host, process) = start().await;
+    let done = event(&host, &events, "done").await;
+    assert_eq!(done["tool_calls"].as_array().unwrap().len(), 1, "{done}");
+    assert_eq!(done["tool_calls"][0]["result"], asked["arguments"]["cents"], "{done}");
+    assert_eq!(approval(&host.url, &["list"]).await, "nothing waits for approval\n");
+    let (status, exported) = host.get("/v1/agents/payer/sessions/s/export").await;
+    // In base64.
+    let paid_once = json!("MQ==");
+    assert_eq!(
+        (status, &exported["state"]["paid"], &exported["turns"]),
+        (200, &paid_once, &json!(1)),
+        "{exported}"
+    );
+    process.kill();
 }
