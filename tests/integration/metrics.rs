@@ -39,6 +39,8 @@ async fn every_documented_metric_is_there_with_its_labels() {
     let asks = "[grants]\nhosts = [\"*\"]";
     assert_eq!(host.deploy_guest("web", "fetches", asks).await.0, 201);
     assert_eq!(host.message("fetches", "s", "GET http://10.0.0.1/").await.0, 200);
+    assert_eq!(host.deploy_guest("relay", "calls", "").await.0, 201);
+    assert_eq!(host.message("calls", "s", "agent:nobody/tool {}").await.0, 200);
     let (mcp, _) = connect(&host).await;
     call(&mcp, "fetches", json!({"message": "GET nowhere"})).await;
     let (status, answer) = host.message("measured", "s", "Name a colour.").await;
