@@ -10,6 +10,7 @@ mod grants;
 mod mcp;
 mod outbound;
 mod sessions;
+mod tenants;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ use grants::GrantsConfig;
 pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
+use tenants::TenantConfig;
 pub use webhook::WebhookConfig;
 
 /// The file as it is written.
@@ -59,6 +61,8 @@ pub struct Config {
     pub outbound: OutboundConfig,
     /// Servers of tools, by name.
     pub mcp: BTreeMap<String, McpConfig>,
+    /// By name; `default` is for all others.
+    pub tenants: BTreeMap<String, TenantConfig>,
     pub telemetry: TelemetryConfig,
     /// Addresses that events are sent to.
     pub webhook: Vec<WebhookConfig>,
