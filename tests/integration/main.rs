@@ -40,6 +40,8 @@ mod metrics;
 mod openai_client;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
+/// Limits and weights of a `skep.toml`, on a host that has it.
+mod rates;
 /// Token ids and log-probabilities of the default model against an independent implementation.
 mod reference;
 /// Agents in an OCI registry.

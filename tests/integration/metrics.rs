@@ -3,6 +3,7 @@
 use crate::harness::{Host, MODEL, client, repository, shared};
 use crate::mcp::{call, connect};
 use serde_json::json;
+use std::num::NonZeroU32;
 
 /// A row of the document.
 struct Documented {
@@ -53,6 +54,10 @@ async fn every_documented_metric_is_there_with_its_labels() {
     let queued = host.ok("/ai/run/default?queueRequest=true", batch).await;
     let fetch = json!({"request_id": queued["result"]["request_id"]});
     while host.ok("/ai/run/default", fetch.clone()).await["result"].get("responses").is_none() {}
+    let mut options = Host::options(None);
+    options.rates.others.requests_per_minute = NonZeroU32::new(1);
+    let limited = Host::start_with(options);
+    assert_eq!((limited.get("/no/agent").await.0, limited.get("/no/agent").await.0), (404, 429));
 
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();

@@ -3,6 +3,7 @@
 //! Every field is optional and has the same default as without a file. A field that nobody knows is an error that
 //! names the nearest one, so that a misspelt limit is never silently none.
 
+mod agents;
 mod ai;
 mod auth;
 mod batch;
@@ -10,6 +11,7 @@ mod grants;
 mod mcp;
 mod outbound;
 mod sessions;
+mod tenants;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -26,6 +28,7 @@ use skep_runtime::{Limits, LimitsToml};
 use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
+use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag, AuthOptions};
 pub use batch::BatchConfig;
@@ -33,6 +36,8 @@ use grants::GrantsConfig;
 pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
+use tenants::TenantConfig;
+pub use tenants::rates_of_open_host;
 pub use webhook::WebhookConfig;
 
 /// The file as it is written.
@@ -59,6 +64,9 @@ pub struct Config {
     pub outbound: OutboundConfig,
     /// Servers of tools, by name.
     pub mcp: BTreeMap<String, McpConfig>,
+    pub agents: BTreeMap<String, AgentConfig>,
+    /// By name; `default` is for all others.
+    pub tenants: BTreeMap<String, TenantConfig>,
     pub telemetry: TelemetryConfig,
     /// Addresses that events are sent to.
     pub webhook: Vec<WebhookConfig>,
@@ -240,6 +248,8 @@ impl Config {
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
+        tenants::apply(&self.tenants, options)?;
+        agents::apply(&self.agents, &mut options.engine)?;
         mcp::apply(&self.mcp, &mut options.runtime)?;
         for origin in self.http.mcp_origins.iter().flatten() {
             check_origin(origin)?;

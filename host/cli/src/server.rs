@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use skep_engine::{Engine, EngineOptions, ModelSet};
-use skep_gateway::GatewayOptions;
+use skep_gateway::{GatewayOptions, RateLimiter, RateOptions};
 use skep_model::{ExecutorOptions, LoadedModel};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::{Durability, Store};
@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
 use crate::catalog;
-use crate::config::AuthOptions;
+use crate::config::{AuthOptions, rates_of_open_host};
 use crate::progress::{Progress, Silent};
 
 /// What a host is started with.
@@ -41,6 +41,7 @@ pub struct ServerOptions {
     pub runtime: RuntimeOptions,
     pub gateway: GatewayOptions,
     pub auth: AuthOptions,
+    pub rates: RateOptions,
 }
 
 /// Who deploys the agents that a host is started with.
@@ -79,6 +80,7 @@ impl Default for ServerOptions {
             runtime: RuntimeOptions::default(),
             gateway: GatewayOptions::default(),
             auth: AuthOptions::default(),
+            rates: RateOptions::default(),
         }
     }
 }
@@ -95,6 +97,9 @@ pub async fn start_with(
     progress: Arc<dyn Progress + Send>,
 ) -> Result<RunningServer> {
     let access = options.auth.at(options.listen.ip())?;
+    let is_open = access.keys_required || !options.listen.ip().is_loopback();
+    let rates = if is_open { rates_of_open_host(options.rates) } else { options.rates };
+    let rates = Arc::new(RateLimiter::new(rates));
     // First, because a port that is taken is the commonest failure and loading the model is the longest work.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
         format!(
@@ -104,7 +109,8 @@ pub async fn start_with(
     })?;
     let address = listener.local_addr()?;
     let executor = ExecutorOptions { threads: options.threads, ..options.executor };
-    let (name, replicas, engine_options) = (options.model.clone(), options.replicas, options.engine.clone());
+    let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine };
+    let (name, replicas) = (options.model, options.replicas);
     let engine = tokio::task::spawn_blocking(move || {
         open_engine(&name, replicas, executor, engine_options, progress.as_ref())
     });
@@ -128,7 +134,7 @@ pub async fn start_with(
             .await
             .with_context(|| format!("deploying {name}"))?;
     }
-    let gateway = GatewayOptions { access, ..options.gateway };
+    let gateway = GatewayOptions { access, rates, ..options.gateway };
     let drain = gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {

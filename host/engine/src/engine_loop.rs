@@ -16,7 +16,7 @@ use crate::constraint::OutputConstraint;
 use crate::health::Health;
 use crate::mask_worker::MaskWorker;
 use crate::router::{LoadShare, ReplicaView};
-use crate::scheduler::{PlannedSequence, Scheduler, StepLimits};
+use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
 use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
@@ -67,7 +67,7 @@ pub(crate) struct EngineLoop {
 impl EngineLoop {
     pub fn new(
         executor: Box<dyn Executor>,
-        limits: StepLimits,
+        scheduler: Scheduler,
         speculator: Option<Speculator>,
         masks: MaskWorker,
         info: &ModelInfo,
@@ -79,7 +79,6 @@ impl EngineLoop {
             eos: info.eos.clone(),
             telemetry: view.telemetry.clone(),
         };
-        let scheduler = Scheduler::new(limits, view);
         let context = Arc::new(context);
         let health = view.health.clone();
         EngineLoop { executor, scheduler, speculator, masks, context, health, next_id: 0, drains: Vec::new() }

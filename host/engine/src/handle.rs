@@ -17,7 +17,7 @@ use crate::replica::{Replica, Unsent};
 use crate::router::{Placement, Router};
 use crate::speculation::Speculation;
 use crate::stream::{self, EventReceiver, TokenStream};
-use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing};
+use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing, TokenMeter, Weights};
 
 /// Stands for defaults too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -41,6 +41,10 @@ pub struct EngineOptions {
     /// How requests are spread over replicas.
     pub routing: Routing,
     pub speculation: Speculation,
+    /// How each replica is shared out while more is wanted than there is.
+    pub weights: Arc<Weights>,
+    /// Who is told what tenants got.
+    pub meter: Option<Arc<dyn TokenMeter>>,
 }
 
 impl Default for EngineOptions {
@@ -53,6 +57,8 @@ impl Default for EngineOptions {
             default_deadline: Duration::from_secs(600),
             routing: Routing::default(),
             speculation: Speculation::Off,
+            weights: Arc::default(),
+            meter: None,
         }
     }
 }

@@ -16,6 +16,7 @@ mod detokenise;
 mod engine_loop;
 mod error;
 mod event;
+mod fairness;
 mod generation_span;
 mod handle;
 mod health;
@@ -38,6 +39,7 @@ mod tests;
 
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, Timing, Token, TokenEvent, TokenLogprob, Usage};
+pub use fairness::{TokenMeter, Weights};
 pub use handle::{Engine, EngineOptions, EngineStats, ModelInfo};
 pub use model_set::ModelSet;
 pub use request::{Affinity, Constraint, GenerateRequest, Priority};

@@ -14,7 +14,7 @@ use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::mask_worker::MaskWorker;
 use crate::router::{ReplicaLoad, ReplicaView};
-use crate::scheduler::{BACKGROUND_HEADROOM, StepLimits};
+use crate::scheduler::{BACKGROUND_HEADROOM, Scheduler, StepLimits};
 use crate::speculation::Speculator;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
@@ -55,7 +55,8 @@ impl Replica {
         let (commands, queue) = mpsc::sync_channel(options.max_queue.saturating_add(64));
         let masks = MaskWorker::start(&format!("{index}-{}", info.name)).map_err(unstartable)?;
         let speculator = Speculator::new(options.speculation);
-        let engine_loop = EngineLoop::new(executor, step, speculator, masks, info, tokenizer, &view);
+        let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
+        let engine_loop = EngineLoop::new(executor, scheduler, speculator, masks, info, tokenizer, &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))

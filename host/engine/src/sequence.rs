@@ -13,6 +13,7 @@ use crate::detokenise::Detokeniser;
 use crate::engine_loop::Submission;
 use crate::kv::SequencePages;
 use crate::router::LoadShare;
+use crate::scheduler::Service;
 use crate::speculation::{Draft, Walk};
 use crate::stream::EventSender;
 use crate::telemetry::{Outcome, QueuePlace, RequestTelemetry, Telemetry, TokenKind};
@@ -51,6 +52,8 @@ pub(crate) struct Sequence {
     /// Scores of the prompt so far, where they were asked for; the first entry is there from the start.
     scores: Option<Vec<Option<TokenLogprob>>>,
     cached_tokens: usize,
+    /// What was asked for with [`Sequence::take_service`].
+    told: Service,
     forced_tokens: usize,
     accepted_tokens: usize,
     rejected_tokens: usize,
@@ -95,6 +98,7 @@ impl Sequence {
             events,
             scores: request.prompt_logprobs.map(|_| vec![None]),
             cached_tokens: 0,
+            told: Service::default(),
             forced_tokens: 0,
             accepted_tokens: 0,
             rejected_tokens: 0,
@@ -181,6 +185,13 @@ impl Sequence {
         } else {
             self.append_known()
         }
+    }
+
+    /// What it got of the model since the last call, from its admission on.
+    pub fn take_service(&mut self) -> Service {
+        let Some(_) = self.admitted else { return Service::default() };
+        let total = Service { prompt: self.prompt_len - self.cached_tokens, output: self.output().len() };
+        total.since(std::mem::replace(&mut self.told, total))
     }
 
     /// The next `tokens` pending tokens are in the pages.

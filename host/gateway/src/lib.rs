@@ -12,6 +12,7 @@ mod headers;
 mod mcp;
 mod metrics;
 mod openai;
+mod rates;
 mod routes;
 mod sse;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use skep_runtime::AgentHost;
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -39,6 +41,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use access::AccessOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
+pub use rates::{RateLimiter, RateOptions, TenantRates};
 pub use trace::RemoteParent;
 
 /// Bounds of the gateway.
@@ -49,6 +52,8 @@ pub struct GatewayOptions {
     /// Of a component that is deployed.
     pub max_component_bytes: usize,
     pub access: AccessOptions,
+    /// Engines tell it what tenants get, if it is their meter.
+    pub rates: Arc<RateLimiter>,
     /// How long running requests may go on once the server is to stop.
     pub drain: Duration,
     /// Other names of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
@@ -64,6 +69,7 @@ impl Default for GatewayOptions {
             max_body_bytes: 16 << 20,
             max_component_bytes: 64 << 20,
             access: AccessOptions::default(),
+            rates: Arc::default(),
             drain: Duration::from_secs(30),
             model_names: BTreeMap::new(),
             mcp: McpOptions::default(),
@@ -113,14 +119,15 @@ pub async fn serve(
             tracing::debug!(%error, "a connection keeps its delay");
         }
     });
-    let mut server = axum::serve(listener, routes_of(gateway))
-        .with_graceful_shutdown(async move {
-            shutdown.await;
-            draining.send_replace(true);
-            mcp.close();
-            let _ = drain_began.send(());
-        })
-        .into_future();
+    let mut server =
+        axum::serve(listener, routes_of(gateway).into_make_service_with_connect_info::<SocketAddr>())
+            .with_graceful_shutdown(async move {
+                shutdown.await;
+                draining.send_replace(true);
+                mcp.close();
+                let _ = drain_began.send(());
+            })
+            .into_future();
     let overtime = async {
         // A sender that was dropped means that the server ended by itself.
         if began.await.is_err() {

@@ -13,6 +13,7 @@ pub(crate) const REQUESTS: &str = "skep_http_requests_total";
 pub(crate) const ANSWER_TIME: &str = "skep_http_answer_seconds";
 pub(crate) const MCP_SESSIONS: &str = "skep_mcp_sessions";
 pub(crate) const MCP_CALLS: &str = "skep_mcp_calls_total";
+pub(crate) const RATE_LIMITED: &str = "skep_rate_limited_total";
 
 const METRICS: &[MetricSpec] = &[
     MetricSpec {
@@ -38,6 +39,12 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Count,
         help: "Calls of tools by MCP clients",
+    },
+    MetricSpec {
+        name: RATE_LIMITED,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Requests that were refused because they came too soon",
     },
 ];
 

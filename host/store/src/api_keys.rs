@@ -23,10 +23,11 @@ pub struct ApiKeyRow {
     pub revoked_at_ms: Option<u64>,
     /// In days since 1970.
     pub last_used_day: Option<u32>,
+    pub requests_per_minute: Option<u32>,
 }
 
-const COLUMNS: &str =
-    "id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms, revoked_at_ms, last_used_day";
+const COLUMNS: &str = "id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms, revoked_at_ms, last_used_day, \
+     requests_per_minute";
 
 impl Store {
     /// Adds a key.
@@ -40,7 +41,7 @@ impl Store {
         if known >= MAX_KEYS {
             return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
         }
-        let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+        let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
         query(sqlx::AssertSqlSafe(sql))
             .bind(&key.id)
             .bind(key.digest.as_slice())
@@ -52,6 +53,7 @@ impl Store {
             .bind(key.expires_at_ms.map(|at| at as i64))
             .bind(key.revoked_at_ms.map(|at| at as i64))
             .bind(key.last_used_day)
+            .bind(key.requests_per_minute)
             .execute(&mut *transaction)
             .await
             .map_err(failed())?;
@@ -118,6 +120,7 @@ fn api_key_row(row: &SqliteRow) -> ApiKeyRow {
         expires_at_ms: at_ms(7),
         revoked_at_ms: at_ms(8),
         last_used_day: row.get(9),
+        requests_per_minute: row.get(10),
     }
 }
 
@@ -137,6 +140,7 @@ mod tests {
             expires_at_ms: Some(9),
             revoked_at_ms: None,
             last_used_day: None,
+            requests_per_minute: Some(u32::MAX),
         }
     }
 

@@ -250,6 +250,10 @@ const STEPS: &[&str] = &[
         last_used_day INTEGER
     ) WITHOUT ROWID;
 ",
+    // Keys have a rate of their own.
+    "
+    ALTER TABLE api_keys ADD COLUMN requests_per_minute INTEGER CHECK (requests_per_minute > 0);
+",
 ];
 
 /// Brings a database to the schema that this build knows.

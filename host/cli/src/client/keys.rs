@@ -5,6 +5,7 @@ use anyhow::Result;
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
 use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+use std::num::NonZeroU32;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -22,6 +23,8 @@ pub struct Key {
     pub revoked_at_ms: Option<u64>,
     /// To the day.
     pub last_used_at_ms: Option<u64>,
+    /// `None`: what its tenant may send.
+    pub requests_per_minute: Option<NonZeroU32>,
     /// The key itself, which is told once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
@@ -37,6 +40,8 @@ pub struct NewKey {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<NonZeroU32>,
 }
 
 impl Client {
@@ -67,6 +72,7 @@ impl From<ApiKey> for Key {
             expires_at_ms: key.expires_at_ms,
             revoked_at_ms: key.revoked_at_ms,
             last_used_at_ms: key.last_used_day.map(|day| u64::from(day) * DAY_MS),
+            requests_per_minute: key.requests_per_minute,
             key: None,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Over HTTP, as an admin; or in the data folder of a host, which whoever may read it can do without a key.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,7 +34,7 @@ Examples:
   skep key create --role admin --data ~/.local/share/skep
   export SKEP_API_KEY=$(skep key create --role admin --data data)
   skep key create --tenant acme --role invoke --name ci --expires 30d
-  skep key create --tenant acme --role invoke --agents concierge,echo")]
+  skep key create --tenant acme --role invoke --agents concierge,echo --requests-per-minute 30")]
 pub struct CreateArgs {
     /// Whose key it is; `local` has the sessions of a host that asks for no keys
     #[arg(long, default_value = "local")]
@@ -50,6 +51,10 @@ pub struct CreateArgs {
     /// How long it is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     expires: Option<Duration>,
+    /// Requests that it may send, as many of them at once; more get 429 with Retry-After. Those of all keys of a tenant
+    /// together have the limit of [tenants.NAME] in skep.toml [default: that one]
+    #[arg(long, value_name = "N")]
+    requests_per_minute: Option<NonZeroU32>,
     #[command(flatten)]
     place: Place,
     /// Print as JSON
@@ -117,6 +122,7 @@ async fn create(args: CreateArgs) -> Result<()> {
         agents: (!agents.is_empty()).then_some(agents),
         name: args.name,
         expires_in_s: args.expires.map(|time| time.as_secs()),
+        requests_per_minute: args.requests_per_minute,
     };
     let made = Keys::at(&args.place).await?.create(new).await?;
     if args.json {
@@ -142,11 +148,12 @@ async fn list(args: ListArgs) -> Result<()> {
         .map(|key| {
             let state = state(&key, now_ms);
             let agents = key.agents.map_or_else(|| "all".to_owned(), |agents| agents.join(", "));
+            let rate = key.requests_per_minute.map_or_else(String::new, |rate| format!("{rate}/min"));
             let used = key.last_used_at_ms.map_or_else(|| "never".to_owned(), |day| used(day, now_ms));
-            [key.id, key.tenant, key.role, agents, key.name, out::ago(key.created_at_ms), used, state]
+            [key.id, key.tenant, key.role, agents, rate, key.name, out::ago(key.created_at_ms), used, state]
         })
         .collect();
-    out::table(["KEY", "TENANT", "ROLE", "AGENTS", "NAME", "MADE", "USED", "STATE"], &rows)
+    out::table(["KEY", "TENANT", "ROLE", "AGENTS", "RATE", "NAME", "MADE", "USED", "STATE"], &rows)
 }
 
 async fn revoke(args: RevokeArgs) -> Result<()> {
@@ -173,9 +180,10 @@ impl Keys {
         match self {
             Keys::OfHost(client) => client.create_key(&new).await,
             Keys::InFolder { ring, store } => {
-                let NewKey { tenant, role, agents, name, expires_in_s } = new;
+                let NewKey { tenant, role, agents, name, expires_in_s, requests_per_minute } = new;
                 let expires_in = expires_in_s.map(Duration::from_secs);
-                let (key, secret) = ring.create(NewApiKey { tenant, role, agents, name, expires_in }).await?;
+                let new = NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute };
+                let (key, secret) = ring.create(new).await?;
                 store.close().await;
                 Ok(Key { key: Some(secret), ..Key::from(key) })
             }

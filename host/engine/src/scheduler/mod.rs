@@ -1,8 +1,8 @@
 //! Decides what the next step computes.
 //!
 //! - Decodes go first, one token each; prefill chunks fill the rest of the token budget, interactive before background,
-//!   in equal shares among those that want more than their share. Beside decodes the chunks are only as large as keeps
-//!   the step short.
+//!   shared out by weight among those that want more than their share. Beside decodes the chunks are only as large as
+//!   keeps the step short, and as long as there are enough each gets a token.
 //! - A sequence is admitted only if there are pages for its tokens, for what those already admitted still have to
 //!   compute, and a reserve. Admission is in order: a large request is not overtaken for ever by small ones. Only those
 //!   are passed over that gain by waiting for another's prefill.
@@ -14,13 +14,17 @@
 //!
 //! It computes nothing, and only the engine loop's thread touches it.
 
+mod accounts;
 mod drafts;
+mod prefill_shares;
 mod shared_prefill;
 mod step_pace;
 mod step_plan;
 #[cfg(test)]
 mod tests;
 mod waiting;
+#[cfg(test)]
+mod weight_tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,8 +35,9 @@ use crate::kv::{KvCache, SequencePages, pages_for};
 use crate::router::ReplicaView;
 use crate::sequence::{Sequence, SequenceId};
 use crate::telemetry::Telemetry;
-use crate::{EngineError, FinishReason, Priority};
+use crate::{EngineError, FinishReason, Priority, TokenMeter, Weights};
 
+pub(crate) use accounts::Service;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
@@ -41,6 +46,8 @@ use waiting::Waiting;
 const RESERVE_TOKENS: usize = 64;
 /// Share of the pages, as a divisor, that background work leaves to interactive work.
 pub(crate) const BACKGROUND_HEADROOM: usize = 8;
+/// What sums of shares may be off by.
+const ROUNDING: f64 = 1e-6;
 
 pub(crate) struct Scheduler {
     limits: StepLimits,
@@ -51,19 +58,47 @@ pub(crate) struct Scheduler {
     pace: StepPace,
     /// Whose turn it is among the background decodes, where not all of them fit into a step.
     background_turn: usize,
+    weights: Arc<Weights>,
+    meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
+}
+
+/// A sequence that runs and has tokens to compute before it draws one.
+struct Prefill {
+    at: usize,
+    pending: usize,
+    /// Of the class's budget.
+    share: f64,
+}
+
+impl Prefill {
+    /// Steps that it would take if it got its share of each, in some unit.
+    fn steps(&self) -> f64 {
+        self.pending as f64 / self.share
+    }
 }
 
 /// How a sequence ended.
 pub(crate) type Ending = Result<FinishReason, EngineError>;
 
 impl Scheduler {
-    pub fn new(limits: StepLimits, view: &ReplicaView) -> Self {
-        let kv = KvCache::new(limits.page_count, view.prefixes.clone());
-        let telemetry = view.telemetry.clone();
-        let pace = StepPace::new(limits.target);
-        let (waiting, running) = (Waiting::default(), Vec::new());
-        Scheduler { limits, kv, waiting, running, pace, background_turn: 0, telemetry }
+    pub fn new(
+        limits: StepLimits,
+        weights: &Arc<Weights>,
+        meter: Option<Arc<dyn TokenMeter>>,
+        view: &ReplicaView,
+    ) -> Self {
+        Scheduler {
+            limits,
+            kv: KvCache::new(limits.page_count, view.prefixes.clone()),
+            waiting: Waiting::new(weights),
+            running: Vec::new(),
+            pace: StepPace::new(limits.target),
+            background_turn: 0,
+            weights: weights.clone(),
+            meter,
+            telemetry: view.telemetry.clone(),
+        }
     }
 
     pub fn submit(&mut self, sequence: Sequence) {
@@ -134,6 +169,7 @@ impl Scheduler {
             let id = next.id;
             let Some(mut sequence) = self.waiting.take(id) else { return };
             let admitted = sequence.admit(pages);
+            bill(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
             match admitted {
                 Ok(None) => {}
@@ -169,17 +205,20 @@ impl Scheduler {
 
     /// Marks tokens as computed, shares the pages that they filled and takes back those of drafts that came to nothing.
     pub fn computed(&mut self, id: SequenceId, tokens: usize) {
-        let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
+        let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
+        let sequence = &mut self.running[at];
         sequence.mark_computed(tokens);
         let computed = &sequence.tokens[..sequence.computed];
         self.kv.share(&sequence.request.affinity.tenant, &mut sequence.pages, computed);
         self.kv.shrink(&mut sequence.pages, pages_for(sequence.tokens.len()));
+        bill(sequence, &mut self.waiting, self.meter.as_deref());
     }
 
     /// Takes a running sequence out, keeps its computed pages for the next turn, and tells its caller.
     pub fn end(&mut self, id: SequenceId, ending: Ending) {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.running.remove(at);
+        bill(&mut sequence, &mut self.waiting, self.meter.as_deref());
         self.release_pages(&mut sequence);
         match ending {
             Ok(reason) => sequence.finish(reason),
@@ -235,19 +274,19 @@ impl Scheduler {
             if class == Priority::Background {
                 budget = budget.min(background);
             }
-            let mut prefills: Vec<(usize, usize)> = (0..self.running.len())
-                .filter(|at| !is_decode(&self.running[*at]))
-                .filter(|at| self.running[*at].request.priority == class)
-                .map(|at| (self.running[at].pending(), at))
-                .collect();
-            prefills.sort_unstable();
-            let mut left = prefills.len();
-            for (pending, at) in prefills {
-                let share = (budget / left).max(MIN_CHUNK_TOKENS).min(budget);
-                left -= 1;
+            let mut prefills = self.prefills(class);
+            // Whoever wants less than its share comes first and leaves the rest of it to the others.
+            prefills.sort_by(|one, other| one.steps().total_cmp(&other.steps()));
+            let mut unserved = prefills.iter().map(|prefill| prefill.share).sum::<f64>();
+            let mut others = prefills.len();
+            for Prefill { at, pending, share } in prefills {
+                others -= 1;
+                let part = (budget as f64 * share / unserved + ROUNDING) as usize;
+                let most = budget.saturating_sub(others).max(1).min(budget);
+                unserved -= share;
                 let sequence = &mut self.running[at];
                 let scoring = sequence.next_scored_row().is_some();
-                let mut tokens = pending.min(share);
+                let mut tokens = pending.min(part.max(MIN_CHUNK_TOKENS)).min(most);
                 if scoring {
                     tokens = tokens.min(score_rows + 1);
                 }
@@ -262,6 +301,15 @@ impl Scheduler {
                 plan.push(PlannedSequence::new(sequence.id, tokens));
             }
         }
+    }
+
+    /// What is to be prefilled of one class.
+    fn prefills(&self, class: Priority) -> Vec<Prefill> {
+        let wanted = |sequence: &Sequence| !is_decode(sequence) && sequence.request.priority == class;
+        let sequences = self.running.iter().enumerate().filter(|(_, sequence)| wanted(sequence));
+        let shares = prefill_shares::shares(&self.weights, sequences.clone().map(|(_, sequence)| sequence));
+        let prefills = sequences.zip(shares);
+        prefills.map(|((at, sequence), share)| Prefill { at, pending: sequence.pending(), share }).collect()
     }
 
     fn preempt_youngest(&mut self, plan: &mut Vec<PlannedSequence>) {
@@ -316,6 +364,18 @@ impl Scheduler {
     fn promised_pages(&self) -> usize {
         let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.pages.pages().len());
         self.running.iter().map(missing).sum()
+    }
+}
+
+/// Tells what a sequence got since the last time.
+fn bill(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&dyn TokenMeter>) {
+    let service = sequence.take_service();
+    if service.tokens() == 0 {
+        return;
+    }
+    waiting.charge(sequence, service);
+    if let Some(meter) = meter.filter(|_| !is_background(sequence)) {
+        meter.count(&sequence.request.affinity.tenant, service.tokens());
     }
 }
 

@@ -17,22 +17,26 @@ use crate::tests::dice::Dice;
 use crate::tests::fixture::{byte_tokenizer, greedy};
 use crate::{Affinity, GenerateRequest, TokenEvent};
 
-struct Harness {
-    scheduler: Scheduler,
+pub(super) struct Harness {
+    pub(super) scheduler: Scheduler,
     context: Arc<SequenceContext>,
     view: ReplicaView,
     streams: HashMap<u64, TokenStream>,
     submitted: u64,
     /// In order.
-    finished: Vec<u64>,
+    pub(super) finished: Vec<u64>,
     now: Instant,
 }
 
 /// What one step held: sequence and tokens.
-type Planned = Vec<(u64, usize)>;
+pub(super) type Planned = Vec<(u64, usize)>;
 
 impl Harness {
-    fn new(pages: usize, sequences: usize, tokens: usize) -> Self {
+    pub(super) fn new(pages: usize, sequences: usize, tokens: usize) -> Self {
+        Self::weighted(Weights::default(), pages, sequences, tokens)
+    }
+
+    pub(super) fn weighted(weights: Weights, pages: usize, sequences: usize, tokens: usize) -> Self {
         let view = ReplicaView {
             load: Arc::new(ReplicaLoad::default()),
             prefixes: Arc::new(PublishedPrefixes::new(&KeyedHash::default())),
@@ -54,7 +58,7 @@ impl Harness {
             telemetry: view.telemetry.clone(),
         };
         Harness {
-            scheduler: Scheduler::new(limits, &view),
+            scheduler: Scheduler::new(limits, &Arc::new(weights), None, &view),
             context: Arc::new(context),
             view,
             streams: HashMap::new(),
@@ -64,7 +68,7 @@ impl Harness {
         }
     }
 
-    fn submit(&mut self, request: GenerateRequest) -> u64 {
+    pub(super) fn submit(&mut self, request: GenerateRequest) -> u64 {
         let id = self.submitted;
         self.submitted += 1;
         let max_tokens = request.max_tokens.unwrap();
@@ -76,7 +80,7 @@ impl Harness {
             events,
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
-            place: self.view.telemetry.enter_queue(1000).unwrap(),
+            place: self.view.telemetry.enter_queue(10_000).unwrap(),
             load: LoadShare::take(&self.view.load, request.prompt.len(), request.priority),
             request,
         };
@@ -86,7 +90,7 @@ impl Harness {
     }
 
     /// One turn of the loop. A step takes 5 ms and one more for each prompt token beside decodes.
-    fn step(&mut self) -> Planned {
+    pub(super) fn step(&mut self) -> Planned {
         self.scheduler.end_interrupted(self.now);
         self.scheduler.admit();
         let plan = self.scheduler.plan();
@@ -112,7 +116,7 @@ impl Harness {
     }
 
     /// Runs until nothing is left; gives the ids in the order in which they finished.
-    fn run(&mut self) -> &[u64] {
+    pub(super) fn run(&mut self) -> &[u64] {
         for _ in 0..100_000 {
             if self.scheduler.is_idle() {
                 return &self.finished;

@@ -1,15 +1,15 @@
 //! Sequences that wait to run. Interactive before background; within each, sequences that were preempted first (they
-//! are the oldest work), then agents take turns, and within an agent its sessions, so that neither a busy session nor
-//! an agent with many sessions holds up the others. Requests of one session go in order.
-//!
-//! An agent has one turn a round; to give some agents more is to let them stay at the front for longer.
+//! are the oldest work), then the tenant that had least for its weight, within it the agent that had least, and of those
+//! that had the same the one whose last turn was longest ago. Within an agent its sessions take turns, so that neither a
+//! busy session nor an agent with many sessions holds up the others. Requests of one session go in order.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use crate::Priority;
+use super::accounts::{Accounts, Had, Service};
 use crate::sequence::{Sequence, SequenceId};
+use crate::{Priority, Weights};
 
-#[derive(Default)]
 pub(super) struct Waiting {
     interactive: Lanes,
     background: Lanes,
@@ -18,8 +18,9 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct Lanes {
     preempted: VecDeque<Sequence>,
-    /// None is empty; it is the front one's turn.
+    /// None is empty; the front one's last turn was longest ago.
     agents: VecDeque<AgentLane>,
+    accounts: Accounts,
 }
 
 struct AgentLane {
@@ -35,6 +36,11 @@ struct SessionLane {
 }
 
 impl Waiting {
+    pub fn new(weights: &Arc<Weights>) -> Self {
+        let lanes = || Lanes { accounts: Accounts::new(weights.clone()), ..Lanes::default() };
+        Waiting { interactive: lanes(), background: lanes() }
+    }
+
     pub fn push(&mut self, sequence: Sequence) {
         let lanes = self.class(sequence.request.priority);
         let affinity = &sequence.request.affinity;
@@ -42,6 +48,8 @@ impl Waiting {
         let agent = match lanes.agents.iter().position(same_agent) {
             Some(at) => at,
             None => {
+                let waiting = lanes.agents.iter().map(|lane| (lane.tenant.as_str(), lane.agent.as_deref()));
+                lanes.accounts.come(affinity, waiting);
                 let (tenant, agent) = (affinity.tenant.clone(), affinity.agent.clone());
                 lanes.agents.push_back(AgentLane { tenant, agent, sessions: VecDeque::new() });
                 lanes.agents.len() - 1
@@ -76,8 +84,19 @@ impl Waiting {
         [&mut self.interactive, &mut self.background].into_iter().find_map(|lanes| lanes.take(id))
     }
 
+    /// A sequence got this of the model.
+    pub fn charge(&mut self, sequence: &Sequence, service: Service) {
+        let request = &sequence.request;
+        self.class(request.priority).accounts.charge(&request.affinity, service);
+    }
+
+    #[cfg(test)]
+    pub fn accounts(&self) -> usize {
+        self.interactive.accounts.len()
+    }
+
     pub fn len(&self) -> usize {
-        self.interactive.in_order().count() + self.background.in_order().count()
+        self.interactive.len() + self.background.len()
     }
 
     /// Takes out all sequences for which `gone` holds.
@@ -108,8 +127,16 @@ impl Waiting {
 impl Lanes {
     /// Everyone in the order in which they would run if none of them used up a turn.
     fn in_order(&self) -> impl Iterator<Item = &Sequence> {
-        let sessions = self.agents.iter().flat_map(|agent| &agent.sessions);
+        let had = |lane: &AgentLane| self.accounts.had(&lane.tenant, lane.agent.as_deref());
+        let mut agents: Vec<(Had, &AgentLane)> = self.agents.iter().map(|lane| (had(lane), lane)).collect();
+        agents.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let sessions = agents.into_iter().flat_map(|(_, agent)| &agent.sessions);
         self.preempted.iter().chain(sessions.flat_map(|session| &session.sequences))
+    }
+
+    fn len(&self) -> usize {
+        let sessions = self.agents.iter().flat_map(|agent| &agent.sessions);
+        self.preempted.len() + sessions.map(|session| session.sequences.len()).sum::<usize>()
     }
 
     fn take(&mut self, id: SequenceId) -> Option<Sequence> {
@@ -120,13 +147,14 @@ impl Lanes {
             for session in 0..self.agents[agent].sessions.len() {
                 let lane = &mut self.agents[agent].sessions[session].sequences;
                 let Some(at) = lane.iter().position(|sequence| sequence.id == id) else { continue };
-                let taken = lane.remove(at);
+                let taken = lane.remove(at)?;
+                self.accounts.take_turn(&taken.request.affinity);
                 let mut lane = self.agents.remove(agent)?;
                 let had_its_turn = lane.sessions.remove(session)?;
                 lane.sessions.push_back(had_its_turn);
                 self.agents.push_back(lane);
                 self.drop_empty();
-                return taken;
+                return Some(taken);
             }
         }
         None

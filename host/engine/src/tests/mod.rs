@@ -15,5 +15,6 @@ mod random_schemas;
 mod resumed;
 mod routing;
 mod schema_fuzz;
+mod sharing;
 mod speculation;
 mod text;

@@ -7,6 +7,7 @@ use axum::{
 };
 use skep_engine::Affinity;
 use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+use std::num::NonZeroU32;
 
 /// A tenant, in a role.
 #[derive(Clone, Debug)]
@@ -17,17 +18,34 @@ pub(crate) struct Caller {
     agents: Option<Vec<AgentName>>,
     /// The key's id; `None` where no key is asked for.
     key: Option<String>,
+    requests_per_minute: Option<NonZeroU32>,
 }
 
 impl Caller {
     /// Everyone, where no key is asked for.
     pub(super) fn operator() -> Self {
-        Caller { tenant: Tenant::local(), role: Role::Admin, agents: None, key: None }
+        Caller {
+            tenant: Tenant::local(),
+            role: Role::Admin,
+            agents: None,
+            key: None,
+            requests_per_minute: None,
+        }
     }
 
     pub(super) fn with(key: &ApiKey) -> Self {
-        let ApiKey { id, tenant, role, agents, .. } = key.clone();
-        Caller { tenant, role, agents, key: Some(id) }
+        let ApiKey { id, tenant, role, agents, requests_per_minute, .. } = key.clone();
+        Caller { tenant, role, agents, key: Some(id), requests_per_minute }
+    }
+
+    /// The key's id, where one is asked for.
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// The key's own limit.
+    pub(crate) fn requests_per_minute(&self) -> Option<NonZeroU32> {
+        self.requests_per_minute
     }
 
     /// How a deployment names who made it.

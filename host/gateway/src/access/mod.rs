@@ -2,7 +2,8 @@
 //!
 //! [`identify`] runs before a request finds its route: it finds the tenant, and writes the tenant's own name into the path
 //! of a session, so that no handler can reach a session of another tenant by forgetting to look. [`authorize`] runs
-//! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most.
+//! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most. What invokes
+//! something is then counted (`rates`).
 
 mod caller;
 mod presented_key;
@@ -10,15 +11,17 @@ mod roles;
 mod session_path;
 
 pub(crate) use caller::Caller;
+pub(crate) use roles::is_of_workers_ai;
 
-use crate::{ApiError, Gateway};
+use crate::{ApiError, Gateway, rates::Standing};
 use axum::{
-    extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
+    extract::{ConnectInfo, FromRequestParts, MatchedPath, RawPathParams, Request, State},
     http::{HeaderMap, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use skep_runtime::RuntimeError;
+use std::net::SocketAddr;
 
 /// Whether requests need a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,19 +69,23 @@ async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller,
 /// Lets a request through to its handler, or not.
 pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
     match admit(&gateway, request).await {
-        Ok(request) => next.run(request).await,
+        Ok((request, standing)) => {
+            let mut response = next.run(request).await;
+            standing.tell(response.headers_mut());
+            response
+        }
         Err(refusal) => refusal,
     }
 }
 
-async fn admit(gateway: &Gateway, request: Request) -> Result<Request, Response> {
+async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing), Response> {
     let (mut parts, body) = request.into_parts();
     let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let identity = parts.extensions.remove::<Identity>();
     let identity = identity.map_or_else(|| Err(ApiError::internal("nobody asked who asks")), |found| found.0);
     let need = roles::need(&parts.method, route.as_deref(), &gateway.options.access);
     let Some(role) = need else {
-        return Ok(Request::from_parts(parts, body));
+        return Ok((Request::from_parts(parts, body), Standing::default()));
     };
     let caller = identity.map_err(IntoResponse::into_response)?;
     caller.must_be(role).map_err(IntoResponse::into_response)?;
@@ -94,6 +101,12 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<Request, Response>
         };
         narrowed.map_err(IntoResponse::into_response)?;
     }
+    let mut standing = Standing::default();
+    if roles::is_counted(&parts.method, route.as_deref(), &gateway.options.access) {
+        let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|client| client.0.ip());
+        let counted = gateway.options.rates.admit(&caller, address);
+        standing = counted.map_err(|refusal| refusal.into_response(route.as_deref()))?;
+    }
     parts.extensions.insert(caller);
-    Ok(Request::from_parts(parts, body))
+    Ok((Request::from_parts(parts, body), standing))
 }

@@ -82,6 +82,18 @@ pub(super) fn is_narrowed(route: Option<&str>) -> bool {
     route.is_none_or(|route| NARROWED.contains(&route))
 }
 
+/// Whether the request invokes something, so that it counts for its caller's rate. Whoever sends too much may still cancel,
+/// delete and listen.
+pub(super) fn is_counted(method: &Method, route: Option<&str>, options: &AccessOptions) -> bool {
+    let invokes = route.is_none() || matches!(*method, Method::POST | Method::PUT | Method::PATCH);
+    invokes && need(method, route, options) == Some(Invoke)
+}
+
+/// Whether it answers in the shapes of Workers AI.
+pub(crate) fn is_of_workers_ai(route: Option<&str>) -> bool {
+    route.is_some_and(|route| route.ends_with("/ai/run/{*model}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +156,33 @@ mod tests {
         assert_eq!(need(Method::GET, Some("/metrics")), Some(Read));
         let open = AccessOptions { open_metrics: true, ..options };
         assert_eq!(super::need(&Method::GET, Some("/metrics"), &open), None);
+    }
+
+    #[test]
+    fn what_invokes_is_counted_and_nothing_else() {
+        let options = AccessOptions { keys_required: true, open_metrics: false };
+        let counted: Vec<String> = ROUTES
+            .iter()
+            .filter(|(method, path, _)| is_counted(method, Some(path), &options))
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect();
+        assert_eq!(
+            counted,
+            [
+                "PUT /v1/agents/{agent}/sessions/{session}",
+                "POST /v1/agents/{agent}/sessions/{session}/messages",
+                "POST /v1/agents/{agent}/sessions/{session}/fork",
+                "POST /v1/events",
+                "POST /v1/chat/completions",
+                "POST /v1/completions",
+                "POST /ai/run/{*model}",
+                "POST /client/v4/accounts/{account}/ai/run/{*model}",
+                "POST /mcp",
+            ]
+        );
+        assert!(is_counted(&Method::GET, None, &options), "an agent's own route");
+        for open in OPEN {
+            assert!(!is_counted(&Method::GET, Some(open), &options), "{open}");
+        }
     }
 }

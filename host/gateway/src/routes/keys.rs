@@ -9,7 +9,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_runtime::{AgentName, ApiKey, NewApiKey, Role, Tenant};
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -24,6 +24,8 @@ pub(crate) struct CreateBody {
     name: String,
     /// Without it the key does not expire.
     expires_in_s: Option<u64>,
+    /// Without it: what its tenant may send.
+    requests_per_minute: Option<NonZeroU32>,
 }
 
 /// The answer is the only one that has the key itself.
@@ -31,8 +33,9 @@ pub(crate) async fn create(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let CreateBody { tenant, role, agents, name, expires_in_s } = body;
-    let new = NewApiKey { tenant, role, agents, name, expires_in: expires_in_s.map(Duration::from_secs) };
+    let CreateBody { tenant, role, agents, name, expires_in_s, requests_per_minute } = body;
+    let expires_in = expires_in_s.map(Duration::from_secs);
+    let new = NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute };
     let (key, secret) = gateway.host.keys().create(new).await?;
     let mut value = key_json(&key);
     value["key"] = json!(secret);
@@ -62,6 +65,7 @@ fn key_json(key: &ApiKey) -> Value {
         "created_at_ms": key.created_at_ms,
         "expires_at_ms": key.expires_at_ms,
         "revoked_at_ms": key.revoked_at_ms,
+        "requests_per_minute": key.requests_per_minute,
         // To the day.
         "last_used_at_ms": key.last_used_day.map(|day| u64::from(day) * DAY_MS),
     })

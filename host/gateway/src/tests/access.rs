@@ -34,6 +34,7 @@ async fn key(server: &Server, tenant: &str, role: Role, agents: Option<&str>) ->
         agents: agents.map(|agent| vec![AgentName::new(agent).unwrap()]),
         name: String::new(),
         expires_in: None,
+        requests_per_minute: None,
     };
     server.host.keys().create(new).await.unwrap().1
 }

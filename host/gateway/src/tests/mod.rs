@@ -10,6 +10,7 @@ mod events;
 mod fixture;
 mod mcp;
 mod mcp_servers;
+mod rates;
 mod sessions;
 mod streaming;
 mod streams;

@@ -3,7 +3,7 @@
 use super::Tenant;
 use crate::{AgentName, RuntimeError};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 /// What a key may do; each role may do what those before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub struct ApiKey {
     pub revoked_at_ms: Option<u64>,
     /// In days since 1970.
     pub last_used_day: Option<u32>,
+    /// That it may send, within what its tenant may.
+    pub requests_per_minute: Option<NonZeroU32>,
 }
 
 /// A key to be made.
@@ -42,6 +44,7 @@ pub struct NewApiKey {
     pub agents: Option<Vec<AgentName>>,
     pub name: String,
     pub expires_in: Option<Duration>,
+    pub requests_per_minute: Option<NonZeroU32>,
 }
 
 const MAX_NAME_BYTES: usize = 128;
@@ -121,6 +124,7 @@ mod tests {
             agents: Some(agents.iter().map(|name| AgentName::new(name).expect("a name")).collect()),
             name: String::new(),
             expires_in: None,
+            requests_per_minute: None,
         };
         key(Role::Invoke, &["a"]).check().expect("for one agent");
         key(Role::Admin, &["a"]).check().expect_err("admins deploy all of them");

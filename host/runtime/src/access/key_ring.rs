@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{
     collections::HashMap,
+    num::NonZeroU32,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -62,6 +63,7 @@ impl KeyRing {
             }),
             revoked_at_ms: None,
             last_used_day: None,
+            requests_per_minute: new.requests_per_minute,
         };
         self.inner.store.put_api_key(&row(&key, digest(&secret))).await?;
         tracing::info!(
@@ -169,6 +171,7 @@ fn row(key: &ApiKey, digest: KeyDigest) -> ApiKeyRow {
         expires_at_ms: key.expires_at_ms,
         revoked_at_ms: key.revoked_at_ms,
         last_used_day: key.last_used_day,
+        requests_per_minute: key.requests_per_minute.map(NonZeroU32::get),
     }
 }
 
@@ -184,6 +187,7 @@ fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
         expires_at_ms: row.expires_at_ms,
         revoked_at_ms: row.revoked_at_ms,
         last_used_day: row.last_used_day,
+        requests_per_minute: row.requests_per_minute.and_then(NonZeroU32::new),
     })
 }
 
@@ -199,6 +203,7 @@ mod tests {
             agents: Some(vec![AgentName::new("a").expect("a name"), AgentName::new("b").expect("a name")]),
             name: "ci".into(),
             expires_in,
+            requests_per_minute: NonZeroU32::new(30),
         }
     }
 

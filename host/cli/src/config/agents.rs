@@ -1,0 +1,53 @@
+//! `[agents.NAME]` of `skep.toml`: what the operator decides for one agent.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+use skep_engine::EngineOptions;
+use skep_runtime::AgentName;
+
+use super::tenants::check_weight;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentConfig {
+    /// Its share of the model beside other agents of the same tenant that want it too.
+    pub weight: Option<NonZeroU32>,
+}
+
+pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, options: &mut EngineOptions) -> Result<()> {
+    let weights = Arc::make_mut(&mut options.weights);
+    for (name, AgentConfig { weight }) in agents {
+        AgentName::new(name).with_context(|| format!("[agents.{name}]"))?;
+        check_weight(&format!("[agents.{name}]"), *weight)?;
+        weights.agents.extend(weight.map(|weight| (name.clone(), weight)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::Config, server::ServerOptions};
+
+    #[test]
+    fn an_agents_weight_is_the_engines() {
+        let applied = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).and_then(|config| config.apply(&mut options)).map(|()| options.engine.weights)
+        };
+        let weights = applied("[agents.concierge]\nweight = 4\n[agents.echo]\n").expect("in range");
+        assert_eq!(weights.agents, [("concierge".to_owned(), NonZeroU32::new(4).unwrap())].into());
+        for (text, expected) in [
+            ("[agents.\"Not a name\"]\n", "[agents.Not a name]"),
+            ("[agents.echo]\nweight = 2000\n", "[agents.echo] weight: 2000 is more than 1000"),
+            ("[agents.echo]\nwieght = 2\n", "did you mean `weight`?"),
+        ] {
+            let error = format!("{:#}", applied(text).expect_err(text));
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `[tenants.NAME]` of `skep.toml`: how much of the host a tenant may have. `[tenants.default]` is for those that have
+//! no section of their own, and for what such a section does not say.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use skep_gateway::{RateOptions, TenantRates};
+use skep_runtime::Tenant;
+
+use crate::server::ServerOptions;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TenantConfig {
+    /// Requests that invoke something: messages, generations, an agent's own routes. Where no key is asked for, each
+    /// client address has as many as the tenant `local`.
+    pub requests_per_minute: Option<NonZeroU32>,
+    /// Of those, how many may come at once; without it all of them.
+    pub request_burst: Option<NonZeroU32>,
+    /// Tokens that models compute for it: those it gets, and those of prompts that were not cached.
+    pub tokens_per_minute: Option<NonZeroU32>,
+    /// Its share of the model beside other tenants that want it too.
+    pub weight: Option<NonZeroU32>,
+}
+
+/// The section of all tenants without one.
+const DEFAULT: &str = "default";
+/// What is asked of a tenant, or an address, of which nobody said anything, where others than this machine can connect.
+const OPEN_REQUESTS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(6_000).unwrap();
+/// More would let the others hardly go on.
+const MAX_WEIGHT: u32 = 1_000;
+
+pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut ServerOptions) -> Result<()> {
+    let default = tenants.get(DEFAULT).copied().unwrap_or_default();
+    let mut rates = RateOptions { others: default.rates(), ..RateOptions::default() };
+    let weights = Arc::make_mut(&mut options.engine.weights);
+    weights.other_tenants = default.weight;
+    for (name, own) in tenants {
+        check_weight(&format!("[tenants.{name}]"), own.weight)?;
+        if name == DEFAULT {
+            continue;
+        }
+        Tenant::new(name).with_context(|| format!("[tenants.{name}]"))?;
+        rates.tenants.insert(name.clone(), own.or(default).rates());
+        weights.tenants.extend(own.or(default).weight.map(|weight| (name.clone(), weight)));
+    }
+    options.rates = rates;
+    Ok(())
+}
+
+pub(super) fn check_weight(section: &str, weight: Option<NonZeroU32>) -> Result<()> {
+    match weight {
+        Some(weight) if weight.get() > MAX_WEIGHT => {
+            bail!(
+                "{section} weight: {weight} is more than {MAX_WEIGHT}; weights count beside each other, 1 is the default"
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What holds for a host to which others than this machine can connect: nobody's requests are without a limit.
+pub fn rates_of_open_host(mut rates: RateOptions) -> RateOptions {
+    for rates in rates.tenants.values_mut().chain([&mut rates.others]) {
+        rates.requests_per_minute.get_or_insert(OPEN_REQUESTS_PER_MINUTE);
+    }
+    rates
+}
+
+impl TenantConfig {
+    fn or(self, default: TenantConfig) -> Self {
+        TenantConfig {
+            requests_per_minute: self.requests_per_minute.or(default.requests_per_minute),
+            request_burst: self.request_burst.or(default.request_burst),
+            tokens_per_minute: self.tokens_per_minute.or(default.tokens_per_minute),
+            weight: self.weight.or(default.weight),
+        }
+    }
+
+    fn rates(self) -> TenantRates {
+        TenantRates {
+            requests_per_minute: self.requests_per_minute,
+            request_burst: self.request_burst,
+            tokens_per_minute: self.tokens_per_minute,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn applied(text: &str) -> Result<ServerOptions> {
+        let mut options = ServerOptions::default();
+        Config::parse(text)?.apply(&mut options)?;
+        Ok(options)
+    }
+
+    fn number(number: u32) -> Option<NonZeroU32> {
+        NonZeroU32::new(number)
+    }
+
+    #[test]
+    fn a_tenant_has_what_its_section_says_and_the_rest_of_the_default() {
+        let text = "[tenants.default]\nrequests_per_minute = 60\nweight = 2\n[tenants.acme]\nweight = 3\n\
+                    request_burst = 5\ntokens_per_minute = 9000\n[tenants.big]\nrequests_per_minute = 600\n";
+        let ServerOptions { rates, engine, .. } = applied(text).expect("in range");
+        assert_eq!(rates.others, TenantRates { requests_per_minute: number(60), ..TenantRates::default() });
+        assert_eq!(
+            rates.tenants["acme"],
+            TenantRates {
+                requests_per_minute: number(60),
+                request_burst: number(5),
+                tokens_per_minute: number(9000)
+            }
+        );
+        assert_eq!(rates.tenants["big"].requests_per_minute, number(600));
+        assert_eq!(
+            (engine.weights.other_tenants, engine.weights.tenants["acme"], engine.weights.tenants["big"]),
+            (number(2), NonZeroU32::new(3).unwrap(), NonZeroU32::new(2).unwrap())
+        );
+    }
+
+    #[test]
+    fn nobody_is_limited_without_a_word_unless_others_can_connect() {
+        let rates = applied("[tenants.acme]\nweight = 1\n").expect("in range").rates;
+        assert_eq!((rates.others, rates.tenants["acme"]), Default::default());
+        let open = rates_of_open_host(rates);
+        assert_eq!(
+            (open.others.requests_per_minute, open.tenants["acme"].requests_per_minute),
+            (number(6_000), number(6_000))
+        );
+        let said = applied("[tenants.default]\nrequests_per_minute = 7\n").expect("in range").rates;
+        assert_eq!(rates_of_open_host(said.clone()), said);
+    }
+
+    #[test]
+    fn what_no_tenant_can_have_is_an_error_that_says_why() {
+        for (text, expected) in [
+            ("[tenants.Acme]\nweight = 1\n", "a tenant's name has 1 to 64"),
+            ("[tenants.acme]\nweight = 1001\n", "[tenants.acme] weight: 1001 is more than 1000"),
+            ("[tenants.acme]\nweight = 0\n", "nonzero"),
+            ("[tenants.acme]\nrequests_per_minute = 0\n", "nonzero"),
+            ("[tenants.acme]\nrequest_per_minute = 1\n", "did you mean `requests_per_minute`?"),
+        ] {
+            let error = format!("{:#}", applied(text).expect_err(text));
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

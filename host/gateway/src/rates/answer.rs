@@ -1,0 +1,101 @@
+//! What clients are told of their limits: OpenAI's headers on every answer, and a refusal in the shape of its route.
+
+use super::bucket::Window;
+use crate::{ApiError, access, workers_ai::failure::Failure};
+use axum::{
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
+    response::{IntoResponse, Response},
+};
+use std::time::Duration;
+
+/// How far a caller is from its limits. Where several are in force, the one of which least is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub requests: Option<Window>,
+    pub tokens: Option<Window>,
+}
+
+/// A request that came too soon.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// Which limit, whose it is, and what would change it.
+    pub message: String,
+    pub retry_after: Duration,
+    pub standing: Standing,
+}
+
+const REQUESTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
+const TOKENS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
+
+impl Standing {
+    pub fn tell(&self, headers: &mut HeaderMap) {
+        for (names, window) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
+            let Some(window) = window else { continue };
+            let values = [window.limit.into(), window.remaining.into(), duration(window.reset)];
+            headers.extend(names.into_iter().zip(values));
+        }
+    }
+}
+
+impl Refusal {
+    pub fn into_response(self, route: Option<&str>) -> Response {
+        let retry_after_ms = u32::try_from(milliseconds(self.retry_after)).unwrap_or(u32::MAX);
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", self.message);
+        let error = ApiError { retry_after_ms: Some(retry_after_ms), ..error };
+        let mut response = match access::is_of_workers_ai(route) {
+            true => Failure::from(error).into_response(),
+            false => error.into_response(),
+        };
+        self.standing.tell(response.headers_mut());
+        response
+    }
+}
+
+/// As OpenAI writes it: `17ms`, `8.64s`, `6m0s`. Rounded up to a millisecond.
+fn duration(time: Duration) -> HeaderValue {
+    let ms = milliseconds(time);
+    let (minutes, ms) = (ms / 60_000, ms % 60_000);
+    let seconds = format!("{}.{:03}", ms / 1_000, ms % 1_000);
+    let seconds = seconds.trim_end_matches('0').trim_end_matches('.');
+    let text = match (minutes / 60, minutes % 60) {
+        (0, 0) if ms < 1_000 => format!("{ms}ms"),
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+    };
+    HeaderValue::try_from(text).expect("digits, letters and a point are a header's value")
+}
+
+fn milliseconds(time: Duration) -> u128 {
+    time.as_nanos().div_ceil(1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_openai_writes_them() {
+        for (microseconds, expected) in [
+            (0, "0ms"),
+            (1, "1ms"),
+            (17_000, "17ms"),
+            (1_000_000, "1s"),
+            (8_640_000, "8.64s"),
+            (20_000_000, "20s"),
+            (360_000_000, "6m0s"),
+            (72_500_000, "1m12.5s"),
+            (3_600_000_000, "1h0m0s"),
+        ] {
+            assert_eq!(duration(Duration::from_micros(microseconds)), expected);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A bucket that fills at a steady rate: the virtual scheduling form of the generic cell rate algorithm (ITU-T I.371).
+//!
+//! It remembers one time only, at which it will be full. More may be taken out than is in it, for what is counted only once
+//! it has been had. It has no clock.
+
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
+
+const MINUTE_NS: u128 = 60_000_000_000;
+
+/// How fast a bucket fills, and how much it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    pub per_minute: NonZeroU32,
+    pub burst: NonZeroU32,
+}
+
+/// A full one is as good as none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    full_at: Instant,
+}
+
+/// What a client is told of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub limit: u32,
+    pub remaining: u32,
+    /// Until it is full.
+    pub reset: Duration,
+}
+
+impl Rate {
+    /// As much as is in a minute may come at once.
+    pub fn per_minute(per_minute: NonZeroU32) -> Self {
+        Rate { per_minute, burst: per_minute }
+    }
+
+    /// In which so much comes in.
+    fn time(self, count: u64) -> Duration {
+        let nanoseconds = u128::from(count) * MINUTE_NS / u128::from(self.per_minute.get());
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+impl Bucket {
+    pub fn full(now: Instant) -> Self {
+        Bucket { full_at: now }
+    }
+
+    pub fn is_full(self, now: Instant) -> bool {
+        self.full_at <= now
+    }
+
+    /// Until there is one to take; zero if there is.
+    pub fn wait(self, rate: Rate, now: Instant) -> Duration {
+        (self.missing(now) + rate.time(1)).saturating_sub(rate.time(rate.burst.get().into()))
+    }
+
+    pub fn take(&mut self, count: u64, rate: Rate, now: Instant) {
+        // What is too far away to be a point in time is not added.
+        self.full_at = self.full_at.max(now).checked_add(rate.time(count)).unwrap_or(self.full_at);
+    }
+
+    pub fn window(self, rate: Rate, now: Instant) -> Window {
+        let missing = self.missing(now);
+        let held = rate.time(rate.burst.get().into()).saturating_sub(missing);
+        let remaining = held.as_nanos() * u128::from(rate.per_minute.get()) / MINUTE_NS;
+        Window {
+            limit: rate.per_minute.get(),
+            remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
+            reset: missing,
+        }
+    }
+
+    fn missing(self, now: Instant) -> Duration {
+        self.full_at.saturating_duration_since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(per_minute: u32, burst: u32) -> Rate {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        Rate { per_minute: number(per_minute), burst: number(burst) }
+    }
+
+    #[test]
+    fn a_burst_is_taken_at_once_and_the_rest_as_it_comes_in() {
+        for (per_minute, burst) in [(60, 60), (60, 5), (7, 7), (1, 1), (1_000_000, 3)] {
+            let (rate, start) = (rate(per_minute, burst), Instant::now());
+            let mut bucket = Bucket::full(start);
+            for taken in 0..burst {
+                assert_eq!(bucket.window(rate, start).remaining, burst - taken, "{rate:?}");
+                assert_eq!(bucket.wait(rate, start), Duration::ZERO, "{rate:?}");
+                bucket.take(1, rate, start);
+            }
+            let mut now = start;
+            for _ in 0..3 {
+                assert_eq!(bucket.window(rate, now).remaining, 0, "{rate:?}");
+                let wait = bucket.wait(rate, now);
+                assert!(wait > Duration::ZERO, "{rate:?}");
+                assert!(bucket.wait(rate, now + wait - Duration::from_nanos(1)) > Duration::ZERO, "{rate:?}");
+                now += wait;
+                assert_eq!(bucket.wait(rate, now), Duration::ZERO, "{rate:?}");
+                bucket.take(1, rate, now);
+            }
+            let passed = (now - start).as_secs_f64() * f64::from(per_minute) / 60.0;
+            assert!((passed - 3.0).abs() < 1e-3, "{rate:?}: three came in, not {passed}");
+        }
+    }
+
+    #[test]
+    fn what_was_had_beyond_it_is_waited_for() {
+        let (rate, now) = (rate(600, 600), Instant::now());
+        let mut bucket = Bucket::full(now);
+        bucket.take(900, rate, now);
+        assert_eq!(
+            bucket.window(rate, now),
+            Window { limit: 600, remaining: 0, reset: Duration::from_secs(90) }
+        );
+        assert_eq!(bucket.wait(rate, now), Duration::from_millis(30_100));
+        let later = now + Duration::from_secs(90);
+        assert!(bucket.is_full(later) && !bucket.is_full(later - Duration::from_nanos(1)));
+        assert_eq!(bucket.window(rate, later + Duration::from_secs(900)).remaining, 600, "it holds no more");
+    }
+
+    #[test]
+    fn no_count_is_too_large() {
+        let (rate, now) = (rate(1, u32::MAX), Instant::now());
+        let mut bucket = Bucket::full(now);
+        for _ in 0..10 {
+            bucket.take(u64::MAX, rate, now);
+        }
+        assert!(bucket.wait(rate, now) > Duration::from_secs(3_600));
+    }
+}

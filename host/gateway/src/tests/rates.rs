@@ -1,0 +1,252 @@
+//! Limits through the routes, by a clock that only the tests move.
+
+use super::{
+    fixture::{Answer, Server},
+    turns::echo,
+};
+use crate::{AccessOptions, GatewayOptions, RateLimiter, RateOptions, TenantRates, rates::Clock};
+use axum::{
+    body::Body,
+    extract::ConnectInfo,
+    http::{Method, Request},
+};
+use serde_json::{Value, json};
+use skep_engine::TokenMeter;
+use skep_runtime::{Manifest, NewApiKey, Role, Tenant};
+use std::{
+    net::SocketAddr,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
+
+/// A host with an agent that answers without a model.
+struct Limited {
+    server: Server,
+    rates: Arc<RateLimiter>,
+    now: Arc<Mutex<Instant>>,
+}
+
+impl Limited {
+    async fn start(keys_required: bool, options: RateOptions, max_accounts: usize) -> Self {
+        let now = Arc::new(Mutex::new(Instant::now()));
+        let hand = now.clone();
+        let clock: Clock = Arc::new(move || *hand.lock().unwrap());
+        let rates = Arc::new(RateLimiter::with_clock(options, clock, max_accounts));
+        let access = AccessOptions { keys_required, open_metrics: true };
+        let options = GatewayOptions { access, rates: rates.clone(), ..GatewayOptions::default() };
+        let server = Server::with(options).await;
+        let manifest = "name = \"echo\"\n[[trigger.http]]\nroute = \"/echo/{session}\"";
+        server.host.deploy(Manifest::from_toml(manifest).unwrap(), echo(), "tester").await.unwrap();
+        Limited { server, rates, now }
+    }
+
+    fn pass(&self, time: Duration) {
+        *self.now.lock().unwrap() += time;
+    }
+
+    async fn key(&self, tenant: &str, requests_per_minute: Option<u32>) -> String {
+        let new = NewApiKey {
+            tenant: Tenant::new(tenant).unwrap(),
+            role: Role::Invoke,
+            agents: None,
+            name: String::new(),
+            expires_in: None,
+            requests_per_minute: requests_per_minute.and_then(NonZeroU32::new),
+        };
+        self.server.host.keys().create(new).await.unwrap().1
+    }
+
+    async fn ask(&self, from: From<'_>, method: Method, path: &str, body: Value) -> Answer {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let request = match from {
+            From::Key(key) => request.header("authorization", format!("Bearer {key}")),
+            From::Address(address) => {
+                let address: SocketAddr = address.parse().unwrap();
+                request.extension(ConnectInfo(address))
+            }
+        }
+        .body(Body::from(body.to_string()));
+        self.server.send(request.unwrap()).await
+    }
+
+    async fn say(&self, from: From<'_>) -> Answer {
+        self.ask(from, Method::POST, MESSAGES, json!({"text": "hi"})).await
+    }
+}
+
+#[derive(Clone, Copy)]
+enum From<'a> {
+    Key(&'a str),
+    Address(&'a str),
+}
+
+fn requests(per_minute: u32, burst: u32) -> TenantRates {
+    TenantRates {
+        requests_per_minute: NonZeroU32::new(per_minute),
+        request_burst: NonZeroU32::new(burst),
+        tokens_per_minute: None,
+    }
+}
+
+fn everyone(others: TenantRates) -> RateOptions {
+    RateOptions { others, ..RateOptions::default() }
+}
+
+/// Status and what the headers say of requests: limit, remaining, reset, and when to come again.
+fn told(answer: &Answer) -> (u16, [&str; 4]) {
+    let header = |name: &str| answer.headers.get(name).map_or("", |value| value.to_str().unwrap());
+    let names = ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-requests"));
+    let [limit, remaining, reset] = names.each_ref().map(|name| header(name));
+    (answer.status.as_u16(), [limit, remaining, reset, header("retry-after")])
+}
+
+#[tokio::test]
+async fn a_burst_is_answered_and_then_refused_with_the_time_to_come_again() {
+    let host = Limited::start(true, everyone(requests(20, 2)), 100).await;
+    let key = host.key("acme", None).await;
+    let from = From::Key(&key);
+    assert_eq!(told(&host.say(from).await), (200, ["20", "1", "3s", ""]));
+    assert_eq!(told(&host.say(from).await), (200, ["20", "0", "6s", ""]));
+    host.pass(Duration::from_millis(1_500));
+    let refused = host.say(from).await;
+    assert_eq!(told(&refused), (429, ["20", "0", "4.5s", "2"]));
+    let error = refused.error();
+    assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("requests per minute: 20") && message.contains("[tenants.acme]"), "{message}");
+    host.pass(Duration::from_millis(1_500));
+    assert_eq!(told(&host.say(from).await), (200, ["20", "0", "6s", ""]));
+    assert_eq!(
+        told(&host.say(from).await).0,
+        429,
+        "a refused request takes nothing, and an answered one does"
+    );
+}
+
+#[tokio::test]
+async fn tenants_do_not_disturb_each_other_and_have_their_own_limits() {
+    let mut options = everyone(requests(60, 1));
+    options.tenants.insert("big".to_owned(), requests(600, 3));
+    let host = Limited::start(true, options, 100).await;
+    let [one, same, other, big] = [
+        host.key("one", None).await,
+        host.key("one", None).await,
+        host.key("other", None).await,
+        host.key("big", None).await,
+    ];
+    assert_eq!(host.say(From::Key(&one)).await.status, 200);
+    assert_eq!(host.say(From::Key(&same)).await.status, 429, "a tenant's keys share its limit");
+    assert_eq!(host.say(From::Key(&other)).await.status, 200);
+    for remaining in ["2", "1", "0"] {
+        assert_eq!(told(&host.say(From::Key(&big)).await).1[1], remaining);
+    }
+    assert_eq!(host.say(From::Key(&big)).await.status, 429);
+}
+
+#[tokio::test]
+async fn a_key_has_a_limit_of_its_own_within_its_tenants() {
+    let host = Limited::start(true, everyone(requests(60, 3)), 100).await;
+    let (narrow, wide) = (host.key("acme", Some(1)).await, host.key("acme", None).await);
+    assert_eq!(told(&host.say(From::Key(&narrow)).await), (200, ["1", "0", "1m0s", ""]));
+    let refused = host.say(From::Key(&narrow)).await;
+    assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]));
+    assert!(refused.text.contains("--requests-per-minute"), "{}", refused.text);
+    assert_eq!(
+        told(&host.say(From::Key(&wide)).await).1[1],
+        "1",
+        "what was refused took nothing of the tenant's"
+    );
+}
+
+#[tokio::test]
+async fn whatever_invokes_is_refused_in_its_own_shape_and_nothing_else_is() {
+    let host = Limited::start(true, everyone(requests(1, 1)), 100).await;
+    let key = host.key("acme", None).await;
+    let from = From::Key(&key);
+    assert_eq!(host.say(from).await.status, 200);
+    for path in [MESSAGES, "/echo/s", "/v1/chat/completions", "/v1/completions", "/v1/events", "/mcp"] {
+        let refused = host.ask(from, Method::POST, path, json!({})).await;
+        assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
+        assert_eq!(refused.error()["code"], "rate_limit_exceeded", "{path}");
+    }
+    for path in ["/ai/run/tiny", "/client/v4/accounts/a/ai/run/@cf/x/tiny"] {
+        let refused = host.ask(from, Method::POST, path, json!({"prompt": "x"})).await;
+        assert_eq!(told(&refused), (429, ["1", "0", "1m0s", "60"]), "{path}: {}", refused.text);
+        let body = refused.json();
+        assert_eq!((&body["success"], &body["errors"][0]["code"]), (&json!(false), &json!(429)), "{body}");
+        assert!(body["errors"][0]["message"].as_str().unwrap().contains("requests per minute: 1"), "{body}");
+    }
+    for path in ["/healthz", "/readyz", "/metrics", "/v1/agents", "/v1/models"] {
+        let answer = host.ask(from, Method::GET, path, Value::Null).await;
+        assert_eq!(told(&answer), (200, ["", "", "", ""]), "{path}: {}", answer.text);
+    }
+    let cancelled =
+        host.ask(from, Method::DELETE, "/v1/agents/echo/sessions/s/turns/none", Value::Null).await;
+    assert_eq!(cancelled.status, 404, "who sends too much may cancel");
+    let metrics = host.server.get("/metrics").await.text;
+    assert!(metrics.contains("skep_rate_limited_total{limit=\"tenant_requests\"}"), "{metrics}");
+}
+
+#[tokio::test]
+async fn without_keys_each_address_is_counted_alone() {
+    let host = Limited::start(false, everyone(requests(60, 1)), 100).await;
+    for (address, status) in [
+        ("10.0.0.1:5000", 200),
+        ("10.0.0.1:5001", 429),
+        ("[::ffff:10.0.0.1]:5000", 429),
+        ("10.0.0.2:5000", 200),
+        ("[2001:db8::1]:5000", 200),
+        ("[2001:db8::2:3:4:5]:5000", 429),
+        ("[2001:db8:0:1::1]:5000", 200),
+    ] {
+        let answer = host.say(From::Address(address)).await;
+        assert_eq!(answer.status, status, "{address}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn addresses_without_end_take_no_memory_and_get_past_no_limit() {
+    let host = Limited::start(false, everyone(requests(60, 1)), 10).await;
+    let mut answered = 0;
+    for n in 0..50 {
+        let answer = host.say(From::Address(&format!("10.0.0.{n}:1"))).await;
+        answered += u32::from(answer.status == 200);
+        assert!(host.rates.len() <= 11);
+    }
+    assert_eq!(answered, 11, "ten of their own, and one of all others");
+    host.pass(Duration::from_secs(60));
+    for n in 0..10 {
+        assert_eq!(
+            host.say(From::Address(&format!("10.0.1.{n}:1"))).await.status,
+            200,
+            "places are free again"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_has_had_its_tokens_waits_and_others_do_not() {
+    let tokens =
+        |per_minute| TenantRates { tokens_per_minute: NonZeroU32::new(per_minute), ..TenantRates::default() };
+    let host = Limited::start(true, everyone(tokens(600)), 100).await;
+    let (acme, rival) = (host.key("acme", None).await, host.key("rival", None).await);
+    let headers = |answer: &Answer| {
+        ["limit", "remaining", "reset"]
+            .map(|what| answer.headers[&format!("x-ratelimit-{what}-tokens")].to_str().unwrap().to_owned())
+    };
+    assert_eq!(headers(&host.say(From::Key(&acme)).await), ["600", "600", "0ms"]);
+    host.rates.count("acme", 599);
+    let answer = host.say(From::Key(&acme)).await;
+    assert_eq!((answer.status.as_u16(), headers(&answer)), (200, ["600", "1", "59.9s"].map(str::to_owned)));
+    host.rates.count("acme", 31);
+    let refused = host.say(From::Key(&acme)).await;
+    assert_eq!((refused.status.as_u16(), headers(&refused)), (429, ["600", "0", "1m3s"].map(str::to_owned)));
+    assert_eq!(refused.headers["retry-after"], "4");
+    assert!(refused.text.contains("tokens_per_minute under [tenants.acme]"), "{}", refused.text);
+    assert_eq!(host.say(From::Key(&rival)).await.status, 200);
+    host.pass(Duration::from_millis(3_100));
+    assert_eq!(host.say(From::Key(&acme)).await.status, 200);
+}
