@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{BatchOptions, Clock, Limits, NewWebhook, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -30,6 +30,8 @@ pub struct RuntimeOptions {
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
     pub max_agents: usize,
+    /// Models that agents may use, as far as they ask for them. `None`: the host's default model.
+    pub granted_models: Option<Vec<ModelGrant>>,
     /// Where agents may send requests, as far as they are granted it themselves. Nowhere, unless the operator says so.
     pub granted_hosts: Origins,
     /// The key of the secrets in the store; it is made when the first one is set. `None`: it lives as long as the process.
@@ -63,6 +65,7 @@ impl Default for RuntimeOptions {
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
             max_agents: 10_000,
+            granted_models: None,
             granted_hosts: Origins::default(),
             key_file: None,
             outbound: skep_outbound::Options::default(),

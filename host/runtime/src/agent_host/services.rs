@@ -9,6 +9,7 @@ use crate::{
     event::{Outbox, Webhooks},
     host_tools::HostTools,
     log_follower::LogGrowth,
+    model_grant::GrantedModels,
     session::LiveTurns,
 };
 use skep_engine::ModelSet;
@@ -28,7 +29,7 @@ const RETRY_AFTER_MS: u32 = 1_000;
 
 pub(crate) struct Services {
     pub(crate) store: Store,
-    pub(crate) models: ModelSet,
+    pub(crate) models: GrantedModels,
     pub(crate) egress: Arc<Egress>,
     wasm: WasmEngine,
     compiler: Compiler,
@@ -92,7 +93,7 @@ impl Services {
         webhooks.load(&outbox.router, &options.webhooks).await?;
         Ok(Services {
             store,
-            models,
+            models: GrantedModels::new(models, options),
             egress,
             wasm,
             compiler,

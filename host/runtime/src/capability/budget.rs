@@ -3,9 +3,9 @@
 use super::fetch_budget::FetchBudget;
 use crate::{
     approvals::TurnApprovals, bindings::types::Error, component::Deployed, egress::Egress,
-    host_tools::TurnTools, journal::Journal, tools::Tool,
+    host_tools::TurnTools, journal::Journal, model_grant::GrantedModels, tools::Tool,
 };
-use skep_engine::{Affinity, ModelSet, Priority, Usage};
+use skep_engine::{Affinity, Engine, Priority, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -20,7 +20,7 @@ const MAX_GENERATIONS: u32 = 1_000;
 /// One turn, as the host's side of it sees it.
 pub(crate) struct Turn {
     pub(crate) agent: Arc<Deployed>,
-    pub(crate) models: ModelSet,
+    models: GrantedModels,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
     pub(crate) priority: Priority,
@@ -53,7 +53,7 @@ pub(crate) struct Reservation {
 impl Turn {
     pub(crate) fn new(
         agent: Arc<Deployed>,
-        models: ModelSet,
+        models: GrantedModels,
         affinity: Affinity,
         deadline: Instant,
         journal: Arc<Journal>,
@@ -84,6 +84,16 @@ impl Turn {
     /// Whether a person decides about calls of one of the agent's own tools.
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
+    }
+
+    /// The engine of a model that the agent may use; without a name, of its own.
+    pub(crate) fn engine(&self, model: Option<&str>) -> Result<Engine, Error> {
+        self.models.engine(&self.agent, model)
+    }
+
+    /// Of all models that the agent may use.
+    pub(super) fn engines(&self) -> impl Iterator<Item = &Engine> {
+        self.models.of(&self.agent)
     }
 
     /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.

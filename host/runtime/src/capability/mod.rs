@@ -29,6 +29,7 @@ mod wasi;
 pub(crate) use budget::Turn;
 pub(crate) use conversation::{ConversationSet, StoredConversation, check_conversation, total_usage};
 pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
+pub(crate) use generation::engine_error;
 pub(crate) use http::make_request;
 
 use crate::{Limits, bindings, instance::MemoryLimiter};

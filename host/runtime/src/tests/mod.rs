@@ -16,6 +16,7 @@ mod guest;
 mod hostile;
 mod inference;
 mod limits;
+mod models;
 mod receiver;
 mod schedules;
 mod secrets;
