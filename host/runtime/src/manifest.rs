@@ -129,7 +129,7 @@ impl Manifest {
     }
 
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
-        self.limits.check()?;
+        self.limits.check().map_err(|message| RuntimeError::Manifest { message })?;
         self.sessions.check()?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
         schedule::manifest::check(&self.schedule, now_ms())?;

@@ -29,6 +29,8 @@ pub struct RuntimeOptions {
     pub max_artifact_bytes: u64,
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
+    /// Of each instance's calls that nest. One for all agents: it is a setting of the engine that compiles them.
+    pub stack_kb: u32,
     pub max_agents: usize,
     /// Models that agents may use, as far as they ask for them. `None`: the host's default model.
     pub granted_models: Option<Vec<ModelGrant>>,
@@ -64,6 +66,7 @@ impl Default for RuntimeOptions {
             artifact_dir: None,
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
+            stack_kb: 512,
             max_agents: 10_000,
             granted_models: None,
             granted_hosts: Origins::default(),
