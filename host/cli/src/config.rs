@@ -10,6 +10,7 @@ mod grants;
 mod mcp;
 mod outbound;
 mod sessions;
+mod tenants;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use grants::GrantsConfig;
 pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
+use tenants::TenantConfig;
 pub use webhook::WebhookConfig;
 
 /// Less is too little for what toolchains emit; each place for an instance reserves as much address space.
@@ -63,6 +65,8 @@ pub struct Config {
     pub outbound: OutboundConfig,
     /// Servers of tools, by name.
     pub mcp: BTreeMap<String, McpConfig>,
+    /// By name; `default` is for all others.
+    pub tenants: BTreeMap<String, TenantConfig>,
     pub telemetry: TelemetryConfig,
     /// Addresses that events are sent to.
     pub webhook: Vec<WebhookConfig>,
@@ -250,6 +254,7 @@ impl Config {
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
+        tenants::apply(&self.tenants, &mut options.runtime)?;
         mcp::apply(&self.mcp, &mut options.runtime)?;
         for origin in self.http.mcp_origins.iter().flatten() {
             check_origin(origin)?;

@@ -44,8 +44,10 @@ mod secret;
 mod session;
 mod session_policy;
 mod summary;
+mod tenant_tokens;
 #[cfg(test)]
 mod tests;
+mod token_budget;
 mod tools;
 mod vault;
 
@@ -87,4 +89,6 @@ pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
+pub use tenant_tokens::{TenantBudget, TenantTokens};
+pub use token_budget::TokensUsedUp;
 pub use vault::SecretSummary;

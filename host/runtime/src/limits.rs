@@ -75,6 +75,8 @@ limits! {
     approval_ms: 86_400_000, at most 604_800_000, within 1..=2_592_000_000;
     /// Tokens that the models produce in a turn.
     tokens_per_turn: 4_096, at most 32_768, within 1..=16_777_216;
+    /// Tokens that the models produce in all turns of the agent that end on one day, of UTC.
+    tokens_per_day: 100_000_000, at most 1_000_000_000, within 1..=4_000_000_000;
     /// Keys and values of a session.
     state_kb: 1_024, at most 16_384, within 0..=1_048_576;
     /// Calls of the `skep:agent` interfaces in a turn.

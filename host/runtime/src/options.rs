@@ -44,6 +44,8 @@ pub struct RuntimeOptions {
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
     pub granted_tools: Vec<ToolGrant>,
+    /// Tokens that the models produce for a tenant on one day of UTC, by its name; `default` is for all others.
+    pub tenant_tokens_per_day: BTreeMap<String, u32>,
     /// Addresses that the operator has events sent to.
     pub webhooks: Vec<NewWebhook>,
     /// What schedules and deliveries go by.
@@ -74,6 +76,7 @@ impl Default for RuntimeOptions {
             outbound: skep_outbound::Options::default(),
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
+            tenant_tokens_per_day: BTreeMap::new(),
             webhooks: Vec::new(),
             clock: Clock::default(),
             batch: BatchOptions::default(),

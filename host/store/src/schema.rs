@@ -250,6 +250,15 @@ const STEPS: &[&str] = &[
         last_used_day INTEGER
     ) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE token_use (
+        day    INTEGER NOT NULL,
+        tenant TEXT NOT NULL,
+        agent  TEXT NOT NULL,
+        tokens INTEGER NOT NULL,
+        PRIMARY KEY (day, tenant, agent)
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -13,5 +13,6 @@ mod mcp_servers;
 mod sessions;
 mod streaming;
 mod streams;
+mod token_budgets;
 mod turns;
 mod workers_ai;

@@ -56,6 +56,7 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
             (Stopped("refused", host.answer("desk", "s", "agent:orders/find").await), "refused")
         }
         "tokens_per_turn" => (turn("tokens_per_turn = 3", relayer()).await, "tokens_per_turn or context"),
+        "tokens_per_day" => (turn("tokens_per_day = 3", relayer()).await, "tokens_used_up"),
         "state_kb" => {
             let import = r#"(import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
             let set =
