@@ -164,6 +164,12 @@ pub fn guest(name: &str) -> Arc<[u8]> {
     built.entry(name.to_owned()).or_insert_with(build).clone()
 }
 
+/// The component of one of `tests/guests/components`.
+pub fn text_guest(name: &str) -> Vec<u8> {
+    let path = repository().join("tests/guests/components").join(name).with_extension("wat");
+    wat::parse_file(path).expect("the text is WebAssembly")
+}
+
 /// The component of an example agent.
 pub fn example(name: &str) -> Arc<[u8]> {
     build_guest(&repository().join("examples").join(name), guest_build::GuestTarget::Library)

@@ -1,6 +1,6 @@
 //! What broken and hostile guests, requests and files get: a clear error, and a host that goes on.
 
-use crate::harness::{client, guest, model_path, shared};
+use crate::harness::{client, guest, model_path, shared, text_guest};
 use serde_json::{Value, json};
 
 const TIGHT: &str =
@@ -31,6 +31,35 @@ async fn an_endless_loop_ends_at_its_cpu_limit() {
 async fn a_memory_bomb_ends_at_its_memory_limit() {
     let error = refused("grow", "grow").await;
     assert!(error["message"].as_str().unwrap().contains("memory"), "{error}");
+}
+
+#[tokio::test]
+async fn a_table_bomb_ends_at_its_limit() {
+    let host = shared();
+    let manifest = "name = \"table-bomb\"\n[limits]\ntable_elements = 50000";
+    let (status, deployed) = host.deploy(manifest, text_guest("table_bomb")).await;
+    assert_eq!(status, 201, "{deployed}");
+    let (_, answer) = host.message("table-bomb", "s", "go").await;
+    assert_eq!(answer["error"]["code"], "limit_exceeded", "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("50000 entries") && message.contains("`table_elements` under [limits]"));
+    assert_eq!(host.get("/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn bombs_of_components_and_instances_are_refused_before_anything_is_compiled_or_made() {
+    let host = shared();
+    for (name, reason) in [
+        ("component_bomb", "its nested components make over 4096 instances"),
+        ("instance_bomb", "instances under [limits] in skep.toml"),
+    ] {
+        let component = text_guest(name);
+        assert!(component.len() < 4 << 10, "{name} has {} bytes", component.len());
+        let (status, answer) = host.deploy("name = \"bomb\"", component).await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("invalid_component")), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(reason), "{answer}");
+    }
+    assert_eq!(host.get("/healthz").await.0, 200);
 }
 
 #[tokio::test]

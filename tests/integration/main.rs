@@ -30,6 +30,8 @@ mod hostile;
 mod house;
 /// Agents that are not written in Rust.
 mod languages;
+/// What agents and tenants may have, and that it lasts.
+mod limits;
 /// More requests than there is room for, and clients that go away.
 mod load;
 /// Agents as tools of an MCP server.

@@ -17,6 +17,7 @@ mod webhook;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
 use skep_model::{KvDtype, Placement};
-use skep_runtime::{Limits, LimitsToml};
+use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
 use crate::server::{DataDir, ServerOptions};
@@ -39,6 +40,9 @@ use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
 pub use webhook::WebhookConfig;
+
+/// Less is too little for what toolchains emit; each place for an instance reserves as much address space.
+const STACK_KB: RangeInclusive<u32> = 64..=16_384;
 
 /// The file as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -150,6 +154,8 @@ pub struct RuntimeConfig {
     pub compile_s: Option<u64>,
     /// Of the compiled code that is kept for the next start.
     pub max_artifact_bytes: Option<u64>,
+    /// Of the stack of an agent's calls.
+    pub stack_kb: Option<u32>,
     /// Messages that may wait for one session.
     pub mailbox: Option<usize>,
 }
@@ -241,6 +247,10 @@ impl Config {
         set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);
         set(&mut options.runtime.compile_timeout, &self.runtime.compile_s.map(Duration::from_secs));
         set(&mut options.runtime.max_artifact_bytes, &self.runtime.max_artifact_bytes);
+        if self.runtime.stack_kb.is_some_and(|kb| !STACK_KB.contains(&kb)) {
+            bail!("[runtime] stack_kb may be {} to {}", STACK_KB.start(), STACK_KB.end());
+        }
+        set(&mut options.runtime.stack_kb, &self.runtime.stack_kb);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
         self.auth.apply(&mut options.auth);
@@ -258,7 +268,8 @@ impl Config {
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
         options.runtime.webhooks.extend(self.webhook.iter().map(Into::into));
-        options.runtime.ceilings = ceilings(&self.limits, options.runtime.ceilings);
+        self.limits.check().map_err(anyhow::Error::msg)?;
+        options.runtime.ceilings = self.limits.over(&options.runtime.ceilings);
         if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
             bail!("[engine] max_sequences and step_tokens must be at least 1");
         }
@@ -291,25 +302,6 @@ impl From<SpeculationConfig> for Speculation {
             SpeculationConfig::Off => Speculation::Off,
             SpeculationConfig::PromptLookup => Speculation::prompt_lookup(),
         }
-    }
-}
-
-fn ceilings(limits: &LimitsToml, default: Limits) -> Limits {
-    Limits {
-        memory_mb: limits.memory_mb.unwrap_or(default.memory_mb),
-        cpu_ms: limits.cpu_ms.unwrap_or(default.cpu_ms),
-        turn_ms: limits.turn_ms.unwrap_or(default.turn_ms),
-        approval_ms: limits.approval_ms.unwrap_or(default.approval_ms),
-        tokens_per_turn: limits.tokens_per_turn.unwrap_or(default.tokens_per_turn),
-        state_kb: limits.state_kb.unwrap_or(default.state_kb),
-        host_calls: limits.host_calls.unwrap_or(default.host_calls),
-        host_call_kb: limits.host_call_kb.unwrap_or(default.host_call_kb),
-        fetches: limits.fetches.unwrap_or(default.fetches),
-        fetch_kb: limits.fetch_kb.unwrap_or(default.fetch_kb),
-        log_kb: limits.log_kb.unwrap_or(default.log_kb),
-        concurrent_turns: limits.concurrent_turns.unwrap_or(default.concurrent_turns),
-        schedules: limits.schedules.unwrap_or(default.schedules),
-        events: limits.events.unwrap_or(default.events),
     }
 }
 
@@ -391,6 +383,22 @@ mod tests {
         assert_eq!(options.gateway.model_names["@cf/a/b"], "tiny");
         let batch = options.runtime.batch;
         assert_eq!((batch.retention.as_secs(), batch.max_stored_bytes), (7200, 3 << 20));
+    }
+
+    #[test]
+    fn a_ceiling_out_of_bounds_is_an_error() {
+        for (text, expected) in [
+            ("[limits]\nfetch_kb = 99999999\n", "fetch_kb under [limits] is 99999999; it may be 0 to"),
+            ("[runtime]\nstack_kb = 63\n", "[runtime] stack_kb may be 64 to 16384"),
+        ] {
+            let config = Config::parse(text).expect("a number");
+            let error = config.apply(&mut ServerOptions::default()).expect_err(text).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let config = Config::parse("[runtime]\nstack_kb = 64\n[limits]\ntables = 3\n").expect("numbers");
+        let mut options = ServerOptions::default();
+        config.apply(&mut options).expect("in range");
+        assert_eq!((options.runtime.stack_kb, options.runtime.ceilings.tables), (64, 3));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use skep_engine::EngineError;
-use skep_runtime::RuntimeError;
+use skep_runtime::{RuntimeError, TokensUsedUp};
 use std::any::Any;
 
 /// An error that a client gets.
@@ -129,6 +129,12 @@ impl From<EngineError> for ApiError {
     }
 }
 
+impl From<TokensUsedUp> for ApiError {
+    fn from(error: TokensUsedUp) -> Self {
+        RuntimeError::from(error).into()
+    }
+}
+
 impl From<RuntimeError> for ApiError {
     fn from(error: RuntimeError) -> Self {
         let (code, message) = (error.code(), error.to_string());
@@ -139,7 +145,8 @@ impl From<RuntimeError> for ApiError {
             }
             RuntimeError::TooManyTurns { retry_after_ms, .. }
             | RuntimeError::QueueFull { retry_after_ms, .. }
-            | RuntimeError::OutboxFull { retry_after_ms, .. } => {
+            | RuntimeError::OutboxFull { retry_after_ms, .. }
+            | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
             RuntimeError::AgentNotFound { .. }

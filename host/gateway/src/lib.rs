@@ -10,6 +10,7 @@ mod body;
 mod error;
 mod headers;
 mod mcp;
+mod metered;
 mod metrics;
 mod openai;
 mod rates;

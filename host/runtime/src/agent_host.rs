@@ -174,7 +174,7 @@ impl AgentHost {
     }
 
     pub fn models(&self) -> &ModelSet {
-        &self.inner.services.models
+        self.inner.services.models.set()
     }
 
     /// Sessions in memory.

@@ -19,6 +19,10 @@ use std::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
+/// What the agent and its model are told.
+const NOT_IN_TIME: &str = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml; it was \
+                           not made";
+
 const MAX_PAGE: u32 = 1_000;
 const MAX_REASON_BYTES: usize = 2 << 10;
 /// Of one turn, at the same time.
@@ -257,7 +261,7 @@ fn outcome(decision: &Decision) -> Result<(), String> {
     match decision.verdict {
         Verdict::Approved => Ok(()),
         Verdict::Denied => Err(format!("a person refused this call{because}")),
-        Verdict::Expired => Err("nobody approved this call in time; it was not made".to_owned()),
+        Verdict::Expired => Err(NOT_IN_TIME.to_owned()),
     }
 }
 

@@ -18,12 +18,10 @@ use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAlloc
 const IDLE_TICKS: u32 = 50;
 /// How often a running guest gives way to others and its limits are looked at.
 const TICK: Duration = Duration::from_millis(1);
-/// Core instances, memories and tables that one component may have.
-pub(crate) const CORE_INSTANCES_PER_AGENT: u32 = 16;
+/// Memories that one component may have; `memory_mb` is over all of them.
 pub(crate) const MEMORIES_PER_AGENT: u32 = 4;
-pub(crate) const TABLES_PER_AGENT: u32 = 16;
-/// Entries of one table.
-pub(crate) const TABLE_ELEMENTS: usize = 100_000;
+/// What functions of the host have of a stack beside what the guest may use.
+const HOST_STACK_BYTES: usize = 1_536 << 10;
 
 /// Of what a freed instance has written to, so much is overwritten with what was there and stays with its place: giving
 /// it back to the system and the page faults of the next instance cost more.
@@ -40,7 +38,7 @@ pub(crate) struct WasmEngine {
 impl WasmEngine {
     /// With pooled memory if the machine lets us reserve the address space, else with memory on demand.
     pub(crate) fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
-        let engine = match Engine::new(&config(Some(pool(options)))) {
+        let engine = match Engine::new(&config(options, Some(pool(options)))) {
             Ok(engine) => {
                 tracing::debug!(instances = options.max_instances, "instances are pooled");
                 engine
@@ -50,7 +48,7 @@ impl WasmEngine {
                     reason = %format!("{error:#}"),
                     "address space for pooled instances cannot be reserved; instances are allocated on demand"
                 );
-                Engine::new(&config(None)).map_err(|error| RuntimeError::Internal {
+                Engine::new(&config(options, None)).map_err(|error| RuntimeError::Internal {
                     message: format!("the WebAssembly engine does not start: {error:#}"),
                 })?
             }
@@ -65,14 +63,15 @@ impl WasmEngine {
     }
 }
 
-fn config(pool: Option<PoolingAllocationConfig>) -> Config {
+fn config(options: &RuntimeOptions, pool: Option<PoolingAllocationConfig>) -> Config {
+    let stack_bytes = (options.stack_kb as usize) << 10;
     let mut config = Config::new();
     config
         .wasm_component_model(true)
         .wasm_component_model_async(true)
         .epoch_interruption(true)
-        .max_wasm_stack(512 << 10)
-        .async_stack_size(2 << 20)
+        .max_wasm_stack(stack_bytes)
+        .async_stack_size(stack_bytes + HOST_STACK_BYTES)
         // Nothing that toolchains emit unasked, and more to attack.
         .wasm_relaxed_simd(false)
         .wasm_memory64(false);
@@ -84,7 +83,7 @@ fn config(pool: Option<PoolingAllocationConfig>) -> Config {
 
 fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
     let instances = u32::try_from(options.max_instances).unwrap_or(u32::MAX);
-    let mut pool = PoolingAllocationConfig::default();
+    let (ceilings, mut pool) = (&options.ceilings, PoolingAllocationConfig::default());
     // Most components have one memory and a few core instances; the pool holds that for all of them, and the bounds
     // for one component are higher.
     pool.total_component_instances(instances)
@@ -92,13 +91,13 @@ fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
         .total_core_instances(instances.saturating_mul(4))
         .total_memories(instances.saturating_mul(2))
         .total_tables(instances.saturating_mul(4))
-        .max_core_instances_per_component(CORE_INSTANCES_PER_AGENT)
+        .max_core_instances_per_component(ceilings.instances)
         .max_memories_per_component(MEMORIES_PER_AGENT)
-        .max_tables_per_component(TABLES_PER_AGENT)
+        .max_tables_per_component(ceilings.tables)
         .max_memories_per_module(MEMORIES_PER_AGENT)
-        .max_tables_per_module(TABLES_PER_AGENT)
-        .table_elements(TABLE_ELEMENTS)
-        .max_memory_size((options.ceilings.memory_mb as usize).saturating_mul(1 << 20));
+        .max_tables_per_module(ceilings.tables)
+        .table_elements(ceilings.table_elements as usize)
+        .max_memory_size((ceilings.memory_mb as usize).saturating_mul(1 << 20));
     // Without it, wasmtime would clear the lowest addresses, which a guest may never have touched.
     if PoolingAllocationConfig::is_pagemap_scan_available() {
         pool.pagemap_scan(Enabled::Yes)

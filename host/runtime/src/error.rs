@@ -2,6 +2,7 @@
 //!
 //! Every variant says what was wrong, where, and what would fix it; [`RuntimeError::code`] is stable and for machines.
 
+use crate::TokensUsedUp;
 use skep_engine::EngineError;
 use skep_store::StoreError;
 use std::fmt::Display;
@@ -65,6 +66,8 @@ pub enum RuntimeError {
          `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
     )]
     TooManyTurns { agent: String, limit: u32, retry_after_ms: u32 },
+    #[error(transparent)]
+    TokensUsedUp(#[from] TokensUsedUp),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("the agent failed: {message}")]
@@ -147,6 +150,7 @@ impl RuntimeError {
             Self::ModelUnknown { .. } => "model_unknown",
             Self::MailboxFull { .. } => "mailbox_full",
             Self::TooManyTurns { .. } => "too_many_turns",
+            Self::TokensUsedUp(_) => "tokens_used_up",
             Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
             Self::ToolFailed { .. } => "tool_failed",
@@ -195,6 +199,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "schema_invalid",
         "shutting_down",
         "store_failed",
+        "tokens_used_up",
         "tool_failed",
         "truncated",
     ];

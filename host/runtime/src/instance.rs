@@ -6,10 +6,10 @@
 mod backtrace;
 mod command;
 mod cpu;
-mod memory;
+mod limiter;
 mod verdict;
 
-pub(crate) use memory::MemoryLimiter;
+pub(crate) use limiter::InstanceLimiter;
 pub(crate) use verdict::LimitTrap;
 
 use crate::{
@@ -147,7 +147,7 @@ fn bounded_store(
 ) -> (Store<TurnContext>, Arc<CpuMeter>) {
     let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
     let mut store = Store::new(&wasm.engine, context);
-    store.limiter(|context| &mut context.memory);
+    store.limiter(|context| &mut context.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     store.set_max_component_handles(MAX_HANDLES);
     // The guest is stopped at every tick that it runs through, to give way to others and to have its time looked at. The

@@ -34,6 +34,7 @@ mod log_follower;
 mod manifest;
 mod measure;
 pub mod metric;
+mod model_grant;
 mod name;
 mod options;
 mod portable;
@@ -43,8 +44,10 @@ mod secret;
 mod session;
 mod session_policy;
 mod summary;
+mod tenant_tokens;
 #[cfg(test)]
 mod tests;
+mod token_budget;
 mod tools;
 mod vault;
 
@@ -70,6 +73,7 @@ pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
 pub use measure::HeldInstance;
+pub use model_grant::ModelGrant;
 pub use name::{AgentName, SessionId};
 pub use options::RuntimeOptions;
 pub use portable::{PortableConversation, PortableSession};
@@ -85,4 +89,6 @@ pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
+pub use tenant_tokens::{TenantBudget, TenantTokens};
+pub use token_budget::TokensUsedUp;
 pub use vault::SecretSummary;

@@ -4,8 +4,8 @@
 //! one, so that a misspelt grant or limit is never silently another.
 
 use crate::{
-    AgentName, EventTrigger, LimitsToml, ManifestSchedule, RuntimeError, SecretGrant, SessionsToml,
-    ToolGrant, TopicPattern, capability::log::now_ms, route::Route, schedule,
+    AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
+    SessionsToml, ToolGrant, TopicPattern, capability::log::now_ms, route::Route, schedule,
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 /// More than any honest manifest has.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ROUTES: usize = 64;
+const MAX_MODEL_GRANTS: usize = 64;
 const MAX_TOOL_GRANTS: usize = 256;
 const MAX_SECRET_GRANTS: usize = 32;
 const MAX_EVENT_TRIGGERS: usize = 64;
@@ -95,6 +96,9 @@ pub struct Grants {
     /// `wasi:random`.
     #[serde(default)]
     pub random: bool,
+    /// Models beside the agent's own, which is `model` or the host's default; `*` is all that there are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelGrant>,
     /// Tools of other agents, of MCP servers and of the host, such as `agent:orders/find_order` or `mcp:files/*`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolGrant>,
@@ -125,13 +129,14 @@ impl Manifest {
     }
 
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
-        self.limits.check()?;
+        self.limits.check().map_err(|message| RuntimeError::Manifest { message })?;
         self.sessions.check()?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
         schedule::manifest::check(&self.schedule, now_ms())?;
         for (what, count, most) in [
             ("event triggers", self.trigger.event.len(), MAX_EVENT_TRIGGERS),
             ("topics under [grants] events", self.grants.events.len(), MAX_EVENT_GRANTS),
+            ("models under [grants]", self.grants.models.len(), MAX_MODEL_GRANTS),
         ] {
             if count > most {
                 return invalid(format!("{count} {what}; at most {most} are allowed"));
@@ -253,6 +258,7 @@ every = "15m"
 session = "daily"
 [grants]
 clocks = true
+models = ["qwen3-0.6b"]
 tools = ["agent:orders/*", "http/fetch"]
 events = ["order.*"]
 hosts = ["https://api.example.com", "http://*.example.com:8080"]
@@ -303,6 +309,7 @@ ttl_h = 720
                 "name = \"a\"\n[[trigger.http]]\nroute = \"/x/{a}\"\n[[trigger.http]]\nroute = \"/x/{b}\"",
                 "take the same POST requests",
             ),
+            ("name = \"a\"\n[grants]\nmodels = [\"\"]", "a model's name has 1 to 256"),
             ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
             (
                 "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",

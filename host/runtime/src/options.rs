@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{BatchOptions, Clock, Limits, NewWebhook, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -29,7 +29,11 @@ pub struct RuntimeOptions {
     pub max_artifact_bytes: u64,
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
+    /// Of each instance's calls that nest. One for all agents: it is a setting of the engine that compiles them.
+    pub stack_kb: u32,
     pub max_agents: usize,
+    /// Models that agents may use, as far as they ask for them. `None`: the host's default model.
+    pub granted_models: Option<Vec<ModelGrant>>,
     /// Where agents may send requests, as far as they are granted it themselves. Nowhere, unless the operator says so.
     pub granted_hosts: Origins,
     /// The key of the secrets in the store; it is made when the first one is set. `None`: it lives as long as the process.
@@ -40,6 +44,8 @@ pub struct RuntimeOptions {
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
     pub granted_tools: Vec<ToolGrant>,
+    /// Tokens that the models produce for a tenant on one day of UTC, by its name; `default` is for all others.
+    pub tenant_tokens_per_day: BTreeMap<String, u32>,
     /// Addresses that the operator has events sent to.
     pub webhooks: Vec<NewWebhook>,
     /// What schedules and deliveries go by.
@@ -62,12 +68,15 @@ impl Default for RuntimeOptions {
             artifact_dir: None,
             max_artifact_bytes: 1 << 30,
             max_instances: 1_000,
+            stack_kb: 512,
             max_agents: 10_000,
+            granted_models: None,
             granted_hosts: Origins::default(),
             key_file: None,
             outbound: skep_outbound::Options::default(),
             tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
+            tenant_tokens_per_day: BTreeMap::new(),
             webhooks: Vec::new(),
             clock: Clock::default(),
             batch: BatchOptions::default(),

@@ -33,6 +33,7 @@ mod sessions;
 mod sqlite;
 #[cfg(test)]
 mod tests;
+mod token_use;
 #[cfg(test)]
 mod turn_tests;
 mod turns;
@@ -59,5 +60,6 @@ pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use sqlite::{Durability, Store};
+pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
 pub use webhooks::WebhookRow;

@@ -254,6 +254,15 @@ const STEPS: &[&str] = &[
     "
     ALTER TABLE api_keys ADD COLUMN requests_per_minute INTEGER CHECK (requests_per_minute > 0);
 ",
+    "
+    CREATE TABLE token_use (
+        day    INTEGER NOT NULL,
+        tenant TEXT NOT NULL,
+        agent  TEXT NOT NULL,
+        tokens INTEGER NOT NULL,
+        PRIMARY KEY (day, tenant, agent)
+    ) WITHOUT ROWID;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

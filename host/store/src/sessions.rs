@@ -1,8 +1,8 @@
 //! Sessions: their state, their conversations, and the commit of a turn.
 
 use crate::{
-    DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TurnKey, deliveries, events, logs,
-    schedules, turns, writer::Write,
+    DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, deliveries,
+    events, logs, schedules, token_use, turns, writer::Write,
 };
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 use std::sync::Arc;
@@ -100,6 +100,8 @@ pub struct TurnCommit {
     /// In the order in which they were made.
     pub schedules: Vec<ScheduleChange>,
     pub events: Vec<NewEvent>,
+    /// What it generated.
+    pub token_use: Option<TokenUse>,
 }
 
 impl Store {
@@ -322,6 +324,9 @@ pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommi
     schedules::change(connection, agent, session, &commit.schedules).await?;
     for event in &commit.events {
         events::insert(connection, event, *at_ms).await?;
+    }
+    if let Some(used) = &commit.token_use {
+        token_use::add(connection, used).await?;
     }
     logs::insert(connection, agent, session, *turn, &commit.logs).await
 }

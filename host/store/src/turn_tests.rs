@@ -69,6 +69,7 @@ fn failure(key: TurnKey) -> TurnFailure {
         error: b"why".to_vec(),
         logs: vec![LogEntry { at_ms: 1, level: "error".into(), message: "oh no".into() }],
         events: Vec::new(),
+        token_use: None,
     }
 }
 

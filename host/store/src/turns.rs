@@ -4,8 +4,9 @@
 //! commit (see `sessions`) or by a failure, which gives its idempotency key back, because nothing of it happened.
 
 use crate::{
-    LogEntry, NewEvent, Store, StoreError, events, journal, logs,
+    LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs,
     sessions::is_foreign_key,
+    token_use,
     writer::{Write, Written},
 };
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
@@ -86,6 +87,8 @@ pub struct TurnFailure {
     pub logs: Vec<LogEntry>,
     /// That tell of the failure.
     pub events: Vec<NewEvent>,
+    /// What it generated all the same.
+    pub token_use: Option<TokenUse>,
 }
 
 const WAITING: i64 = 0;
@@ -224,7 +227,7 @@ pub(crate) async fn start(
 }
 
 pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
-    let TurnFailure { key, agent, session, number, at_ms, error, logs, events } = failure;
+    let TurnFailure { key, agent, session, number, at_ms, error, logs, events, token_use } = failure;
     let ended = query(
         "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?, idempotency_key = NULL
          WHERE key = ? AND ended_at_ms IS NULL",
@@ -241,6 +244,9 @@ pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailur
     logs::insert(connection, agent, session, *number, logs).await?;
     for event in events {
         events::insert(connection, event, *at_ms).await?;
+    }
+    if let Some(used) = token_use {
+        token_use::add(connection, used).await?;
     }
     prune(connection, agent, session, *at_ms).await
 }

@@ -5,7 +5,8 @@
 //! its transaction is. A write that is refused (a turn that is not the next one) takes no other with it.
 
 use crate::{
-    Acceptance, NewTurn, Record, StoreError, TurnCommit, TurnFailure, TurnKey, journal, sessions, turns,
+    Acceptance, NewTurn, Record, StoreError, TokenUse, TurnCommit, TurnFailure, TurnKey, journal, sessions,
+    token_use, turns,
 };
 use sqlx::{SqliteConnection, SqlitePool};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub(crate) enum Write {
     Append { turn: TurnKey, records: Arc<Vec<Record>> },
     Commit(Arc<TurnCommit>),
     Fail(Arc<TurnFailure>),
+    CountTokens(TokenUse),
 }
 
 /// What a write came to.
@@ -106,6 +108,7 @@ async fn apply(connection: &mut SqliteConnection, write: &Write) -> Result<Writt
         Write::Append { turn, records } => journal::append(connection, *turn, records).await?,
         Write::Commit(commit) => sessions::commit(connection, commit).await?,
         Write::Fail(failure) => turns::fail(connection, failure).await?,
+        Write::CountTokens(used) => token_use::add(connection, used).await?,
     }
     Ok(Written::Done)
 }

@@ -46,7 +46,11 @@ skep.toml, every line optional:
   kv_tokens = 65536              # of each replica
   [limits]                       # ceilings for every agent
   memory_mb = 64
-  [grants]                       # what agents may be granted at most; nothing without it
+  tokens_per_day = 1000000
+  [tenants.acme]                 # or [tenants.default]
+  tokens_per_day = 5000000
+  [grants]                       # what agents may be granted at most; without it the default model
+  models = [\"smollm2-135m\"]
   tools = [\"agent:*/*\"]
   hosts = [\"https://*.example.com\"]
   [auth]
@@ -66,11 +70,13 @@ All of its settings:
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
-  [limits]   memory_mb, cpu_ms, turn_ms, approval_ms, tokens_per_turn, state_kb,
-             host_calls, host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns,
-             schedules, events
+  [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
+             approval_ms, tokens_per_turn, tokens_per_day, state_kb, host_calls,
+             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules,
+             events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
-             max_component_bytes, max_artifact_bytes, compile_s, mailbox
+             max_component_bytes, max_artifact_bytes, compile_s, mailbox,
+             stack_kb
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, mcp_origins
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
@@ -79,8 +85,9 @@ All of its settings:
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
              max_attempts
-  [grants]   tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any name), hosts (where
-             agents may send requests; \"*\" is everywhere)
+  [tenants.NAME] tokens_per_day; NAME is default for all that have no section
+  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any
+             name), hosts (where agents may send requests; \"*\" is everywhere)
   [outbound] allow_private (addresses beyond the public ones, such as
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
 

@@ -2,12 +2,14 @@
 
 use serde::Deserialize;
 use skep_outbound::Origins;
-use skep_runtime::{RuntimeOptions, ToolGrant};
+use skep_runtime::{ModelGrant, RuntimeOptions, ToolGrant};
 
-/// The operator's part of what agents are granted. What is left out is granted to nobody.
+/// The operator's part of what agents are granted. What is left out is granted to nobody, but for the default model.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GrantsConfig {
+    /// Models that agents may use, by name; `*` is all. Without the line: the default model.
+    pub models: Option<Vec<ModelGrant>>,
     /// Where agents may send requests, such as `https://api.example.com`; `*` is everywhere.
     pub hosts: Origins,
     /// Tools of others that agents may call, such as `agent:orders/find_order`, `mcp:files/*` or `agent:*/*`.
@@ -16,6 +18,7 @@ pub struct GrantsConfig {
 
 impl GrantsConfig {
     pub(super) fn apply(&self, options: &mut RuntimeOptions) {
+        options.granted_models.clone_from(&self.models);
         options.granted_hosts.clone_from(&self.hosts);
         options.granted_tools.clone_from(&self.tools);
     }
@@ -41,6 +44,21 @@ mod tests {
             let error = Config::parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn models_are_granted_that_the_file_names_and_the_default_one_without_it() {
+        let applied = |text: &str| {
+            let mut options = ServerOptions::default();
+            Config::parse(text).expect("valid").apply(&mut options).expect("in range");
+            let granted = options.runtime.granted_models?;
+            Some(granted.into_iter().map(String::from).collect::<Vec<_>>())
+        };
+        assert_eq!(applied(""), None);
+        assert_eq!(applied("[grants]\nmodels = []\n"), Some(Vec::new()));
+        assert_eq!(applied("[grants]\nmodels = [\"a\", \"*\"]\n"), Some(vec!["a".into(), "*".into()]));
+        let error = Config::parse("[grants]\nmodels = [\"\"]\n").expect_err("no name").to_string();
+        assert!(error.contains("a model's name has 1 to 256 bytes"), "{error}");
     }
 
     #[test]

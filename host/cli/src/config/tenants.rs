@@ -22,6 +22,8 @@ pub struct TenantConfig {
     pub request_burst: Option<NonZeroU32>,
     /// Tokens that models compute for it: those it gets, and those of prompts that were not cached.
     pub tokens_per_minute: Option<NonZeroU32>,
+    /// Tokens that models produce for it on one day of UTC, for its turns and for requests that name a model.
+    pub tokens_per_day: Option<NonZeroU32>,
     /// Its share of the model beside other tenants that want it too.
     pub weight: Option<NonZeroU32>,
 }
@@ -40,6 +42,8 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
     weights.other_tenants = default.weight;
     for (name, own) in tenants {
         check_weight(&format!("[tenants.{name}]"), own.weight)?;
+        let tokens = own.tokens_per_day.map(|tokens| (name.clone(), tokens.get()));
+        options.runtime.tenant_tokens_per_day.extend(tokens);
         if name == DEFAULT {
             continue;
         }
@@ -76,6 +80,7 @@ impl TenantConfig {
             requests_per_minute: self.requests_per_minute.or(default.requests_per_minute),
             request_burst: self.request_burst.or(default.request_burst),
             tokens_per_minute: self.tokens_per_minute.or(default.tokens_per_minute),
+            tokens_per_day: self.tokens_per_day.or(default.tokens_per_day),
             weight: self.weight.or(default.weight),
         }
     }
@@ -126,6 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn tenants_have_the_tokens_of_the_day_that_the_file_gives_them() {
+        let text =
+            "[tenants.default]\ntokens_per_day = 7\n[tenants.acme]\ntokens_per_day = 9\n[tenants.big]\n";
+        let budgets = applied(text).expect("in range").runtime.tenant_tokens_per_day;
+        let budgets: Vec<_> = budgets.into_iter().collect();
+        assert_eq!(budgets, [("acme".to_owned(), 9), ("default".to_owned(), 7)]);
+    }
+
+    #[test]
     fn nobody_is_limited_without_a_word_unless_others_can_connect() {
         let rates = applied("[tenants.acme]\nweight = 1\n").expect("in range").rates;
         assert_eq!((rates.others, rates.tenants["acme"]), Default::default());
@@ -145,6 +159,7 @@ mod tests {
             ("[tenants.acme]\nweight = 1001\n", "[tenants.acme] weight: 1001 is more than 1000"),
             ("[tenants.acme]\nweight = 0\n", "nonzero"),
             ("[tenants.acme]\nrequests_per_minute = 0\n", "nonzero"),
+            ("[tenants.acme]\ntokens_per_day = 0\n", "nonzero"),
             ("[tenants.acme]\nrequest_per_minute = 1\n", "did you mean `requests_per_minute`?"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(text));

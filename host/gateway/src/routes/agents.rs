@@ -101,22 +101,8 @@ pub(super) fn summary_json(agent: &AgentSummary) -> Value {
 fn detail_json(agent: &AgentDetail) -> Value {
     let mut value = summary_json(&agent.summary);
     value["manifest"] = json!(agent.manifest_toml);
-    value["limits"] = json!({
-        "memory_mb": agent.limits.memory_mb,
-        "cpu_ms": agent.limits.cpu_ms,
-        "turn_ms": agent.limits.turn_ms,
-        "approval_ms": agent.limits.approval_ms,
-        "tokens_per_turn": agent.limits.tokens_per_turn,
-        "state_kb": agent.limits.state_kb,
-        "host_calls": agent.limits.host_calls,
-        "host_call_kb": agent.limits.host_call_kb,
-        "fetches": agent.limits.fetches,
-        "fetch_kb": agent.limits.fetch_kb,
-        "log_kb": agent.limits.log_kb,
-        "concurrent_turns": agent.limits.concurrent_turns,
-        "schedules": agent.limits.schedules,
-        "events": agent.limits.events,
-    });
+    let limits = agent.limits.named().map(|(name, limit)| (name.to_owned(), json!(limit)));
+    value["limits"] = Value::Object(limits.collect());
     let tools = agent.tools.iter().map(|tool| {
         json!({
             "name": tool.name,

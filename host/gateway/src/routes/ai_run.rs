@@ -92,7 +92,8 @@ pub(crate) async fn run(
     if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let begun = Begun::start(engine, headers::affinity(&headers, &caller)?, &body).await?;
+    let budget = gateway.host.tenant_budget(caller.tenant.as_str()).map_err(ApiError::from)?;
+    let begun = Begun::start(engine, headers::affinity(&headers, &caller)?, &budget, &body).await?;
     match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => Ok(begun.stream(body.parameters.streams_usage())),
         (Schema::OpenAi, false) => Ok(Json(success(begun.whole().await?)).into_response()),

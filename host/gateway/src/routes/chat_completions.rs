@@ -5,6 +5,7 @@ use crate::{
     access::Caller,
     body::JsonBody,
     headers,
+    metered::Metered,
     openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
     routes::{QUICK_TEXT_BYTES, apart, messages::run_events},
     sse::{self, Message, Step, Writer},
@@ -21,7 +22,7 @@ use skep_engine::{
     Affinity, Engine, EngineError, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, TenantBudget};
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
@@ -50,7 +51,8 @@ async fn with_model(
 ) -> Result<Response, ApiError> {
     caller.may_reach_models()?;
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let begun = Begun::start(engine, headers::affinity(headers, caller)?, body).await?;
+    let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
+    let begun = Begun::start(engine, headers::affinity(headers, caller)?, &budget, body).await?;
     match body.parameters.streams() {
         true => Ok(begun.stream(body.parameters.streams_usage())),
         false => Ok(Json(begun.whole().await?).into_response()),
@@ -62,7 +64,7 @@ pub(super) struct Begun {
     pub engine: Engine,
     /// Of choice 0.
     pub first: ChatEvent,
-    pub choices: Vec<ChatStream>,
+    pub choices: Vec<Metered<ChatStream>>,
     wants_logprobs: bool,
 }
 
@@ -70,6 +72,7 @@ impl Begun {
     pub(super) async fn start(
         engine: Engine,
         affinity: Affinity,
+        budget: &TenantBudget,
         body: &ChatBody,
     ) -> Result<Begun, ApiError> {
         let messages = body.messages()?;
@@ -80,13 +83,15 @@ impl Begun {
             && options[0].output.is_none()
             && options[0].tools.is_empty();
         let (started, form_field) = (engine.clone(), body.form_field());
-        let mut choices = apart(is_quick, move || {
+        let choices = apart(is_quick, move || {
             let chats = options.into_iter().map(|options| chat(&started, &messages, options));
             chats
                 .collect::<Result<Vec<ChatStream>, EngineError>>()
                 .map_err(|error| ApiError::of_request(error, form_field))
         })
         .await?;
+        let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter()));
+        let mut choices: Vec<_> = metered.collect();
         // A refusal is a status, not an event: wait for the first event before the answer begins.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
         Ok(Begun { engine, first, choices, wants_logprobs })
@@ -140,7 +145,7 @@ pub(crate) fn whole_answer(
 async fn whole_choice(
     engine: &Engine,
     index: usize,
-    mut stream: ChatStream,
+    mut stream: Metered<ChatStream>,
     wants_logprobs: bool,
     usage: &mut Usage,
 ) -> Result<Value, ApiError> {

@@ -5,6 +5,7 @@ use crate::{
     access::Caller,
     body::JsonBody,
     headers,
+    metered::Metered,
     openai::{
         Envelope,
         fields::Fields,
@@ -61,12 +62,15 @@ pub(crate) async fn create(
     let body = CompletionBody::read(fields)?;
     let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
     let affinity = headers::affinity(&headers, &caller)?;
+    let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
     let (started, is_quick) = (engine.clone(), body.is_quick());
-    let (body, mut choices) = apart(is_quick, move || {
+    let (body, choices) = apart(is_quick, move || {
         let choices = body.start(&started, &affinity)?;
         Ok((body, choices))
     })
     .await?;
+    let metered = choices.into_iter().map(|(choice, stream)| (choice, Metered::new(stream, budget.meter())));
+    let mut choices: Vec<_> = metered.collect();
     // A refusal is a status, not an event: the first event is awaited before the answer begins.
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
     choices[0].0.take(first);
@@ -232,7 +236,7 @@ impl Choice {
         json!({"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": self.finish})
     }
 
-    async fn whole(mut self, mut stream: TokenStream, usage: &mut Usage) -> Result<Value, ApiError> {
+    async fn whole(mut self, mut stream: Metered<TokenStream>, usage: &mut Usage) -> Result<Value, ApiError> {
         while let Some(event) = stream.next().await {
             self.take(event?);
         }
@@ -241,7 +245,7 @@ impl Choice {
     }
 }
 
-fn streamed(choices: Vec<(Choice, TokenStream)>, envelope: Envelope, sends_usage: bool) -> Response {
+fn streamed(choices: Vec<(Choice, Metered<TokenStream>)>, envelope: Envelope, sends_usage: bool) -> Response {
     let mut known = Vec::new();
     let mut streams = Vec::new();
     for (index, (choice, stream)) in choices.into_iter().enumerate() {

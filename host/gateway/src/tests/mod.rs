@@ -14,5 +14,6 @@ mod rates;
 mod sessions;
 mod streaming;
 mod streams;
+mod token_budgets;
 mod turns;
 mod workers_ai;

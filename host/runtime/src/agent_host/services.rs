@@ -9,7 +9,9 @@ use crate::{
     event::{Outbox, Webhooks},
     host_tools::HostTools,
     log_follower::LogGrowth,
+    model_grant::GrantedModels,
     session::LiveTurns,
+    token_budget::TokenBudgets,
 };
 use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};
@@ -28,7 +30,8 @@ const RETRY_AFTER_MS: u32 = 1_000;
 
 pub(crate) struct Services {
     pub(crate) store: Store,
-    pub(crate) models: ModelSet,
+    pub(crate) models: GrantedModels,
+    pub(crate) tokens: TokenBudgets,
     pub(crate) egress: Arc<Egress>,
     wasm: WasmEngine,
     compiler: Compiler,
@@ -85,6 +88,7 @@ impl Services {
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
         let egress = Arc::new(Egress::new(store.clone(), options));
+        let tokens = TokenBudgets::open(&store, options).await?;
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         let (clock, outbox, courier_bell) =
             (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
@@ -92,7 +96,8 @@ impl Services {
         webhooks.load(&outbox.router, &options.webhooks).await?;
         Ok(Services {
             store,
-            models,
+            models: GrantedModels::new(models, options),
+            tokens,
             egress,
             wasm,
             compiler,
@@ -318,9 +323,10 @@ impl Services {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Takes a turn, unless the agent has as many as it may.
-    pub(super) fn active(&self, agent: &Deployed) -> Result<Active, RuntimeError> {
+    /// Takes a turn, unless the agent has as many as it may, or has used up its tokens or those of the tenant.
+    pub(super) fn active(&self, agent: &Deployed, tenant: &str) -> Result<Active, RuntimeError> {
         let (name, limit) = (agent.manifest.name.as_str(), agent.limits.concurrent_turns);
+        self.tokens.share(tenant, Some((name, agent.limits.tokens_per_day))).check()?;
         let mut taken = false;
         self.active.send_modify(|turns| {
             let of_agent = turns.of_agent.entry(name.to_owned()).or_default();

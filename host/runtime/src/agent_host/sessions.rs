@@ -138,7 +138,7 @@ impl AgentHost {
     ) -> Result<SessionSummary, RuntimeError> {
         let services = &self.inner.services;
         let limits = services.agent(agent)?.limits;
-        let snapshot = Box::new(export.into_snapshot(&limits, &services.models, now_ms())?);
+        let snapshot = Box::new(export.into_snapshot(&limits, services.models.set(), now_ms())?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
         match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?

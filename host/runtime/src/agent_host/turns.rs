@@ -43,7 +43,7 @@ impl AgentHost {
             return self.inner.invoke_durably(invocation, feed, live).await;
         }
         let handle = feed.follow(Hold::Cancels);
-        let active = services.active(&agent)?;
+        let active = services.active(&agent, &invocation.principal)?;
         self.inner.send(turn_request(invocation, now_ms(), Standing::Attached, feed, live, active))?;
         Ok(handle)
     }
@@ -140,7 +140,7 @@ impl Inner {
             }
         }
         let deployed = self.services.agent(&agent)?;
-        let active = self.services.active(&deployed)?;
+        let active = self.services.active(&deployed, &invocation.principal)?;
         let (accepted_at_ms, seed) = (now_ms(), journal::seed());
         let row = NewTurn {
             id: feed.turn_id().to_owned(),
@@ -177,6 +177,7 @@ impl Inner {
                     logs: Vec::new(),
                     // The caller is told.
                     events: Vec::new(),
+                    token_use: None,
                 };
                 store.fail_turn(failure).await?;
                 Err(error)

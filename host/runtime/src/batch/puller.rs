@@ -158,6 +158,7 @@ fn end_of(
     let after = |time: Duration| now_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     match work::retry(&error) {
         Retry::Soon => (ItemEnd::GivenBack { wake_ms: after(BUSY_INTERVAL) }, "given_back"),
+        Retry::After(time) => (ItemEnd::GivenBack { wake_ms: after(time) }, "given_back"),
         Retry::Later if item.failures + 1 < options.max_attempts => {
             tracing::warn!(
                 batch = item.batch,

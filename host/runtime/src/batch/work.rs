@@ -21,6 +21,8 @@ pub(super) enum Retry {
     Later,
     /// It never began.
     Soon,
+    /// It cannot go well earlier, and nothing is wrong with it.
+    After(Duration),
 }
 
 /// Runs an item to its end. `begun` is told when the engine has it, and knows that it is there.
@@ -33,6 +35,7 @@ pub(super) async fn run(
     match request {
         BatchRequest::Chat { messages, options } => {
             let engine = host.models().get(Some(&item.model))?;
+            let mut tokens = host.tenant_budget(&item.principal)?.meter();
             let options = ChatOptions {
                 priority: Priority::Background,
                 affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
@@ -46,6 +49,7 @@ pub(super) async fn run(
             })??;
             let _ = begun.send(());
             let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
+            tokens.produced(usage.completion_tokens as usize);
             Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
         }
         BatchRequest::Turn { text, data } => {
@@ -106,6 +110,9 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::MailboxFull { .. }
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::ShuttingDown => Retry::Soon,
+        RuntimeError::TokensUsedUp(used_up) => {
+            Retry::After(Duration::from_millis(used_up.retry_after_ms.into()))
+        }
         _ => Retry::Later,
     }
 }

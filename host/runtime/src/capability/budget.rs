@@ -2,12 +2,20 @@
 
 use super::fetch_budget::FetchBudget;
 use crate::{
-    approvals::TurnApprovals, bindings::types::Error, component::Deployed, egress::Egress,
-    host_tools::TurnTools, journal::Journal, tools::Tool,
+    RuntimeError, TokensUsedUp,
+    approvals::TurnApprovals,
+    bindings::types::Error,
+    component::Deployed,
+    egress::Egress,
+    host_tools::TurnTools,
+    journal::{Call, Journal},
+    model_grant::GrantedModels,
+    token_budget::{DayShare, NoTokens, Spend},
+    tools::Tool,
 };
-use skep_engine::{Affinity, ModelSet, Priority, Usage};
+use skep_engine::{Affinity, Engine, Priority, Usage};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
 };
 
@@ -17,10 +25,13 @@ const MAX_GENERATIONS_AT_ONCE: u32 = 16;
 /// Also bounds what a turn can tell its caller.
 const MAX_GENERATIONS: u32 = 1_000;
 
+/// What a guest is told to wait when others have been promised what is left of the day.
+const RETRY_PROMISED_MS: u32 = 1_000;
+
 /// One turn, as the host's side of it sees it.
 pub(crate) struct Turn {
     pub(crate) agent: Arc<Deployed>,
-    pub(crate) models: ModelSet,
+    models: GrantedModels,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
     pub(crate) priority: Priority,
@@ -31,15 +42,33 @@ pub(crate) struct Turn {
     pub(super) fetches: FetchBudget,
     pub(crate) approvals: TurnApprovals,
     spent: Mutex<Spent>,
+    day: Arc<DayShare>,
+    /// Why a generation was refused because of the day's tokens.
+    used_up: OnceLock<TokensUsedUp>,
 }
 
 #[derive(Default)]
 struct Spent {
     /// Produced, or promised to a generation that runs.
     tokens: u32,
+    produced: u64,
     running: u32,
     generations: u32,
     usage: Usage,
+}
+
+/// Whether a generation begins now, or had begun before a restart. Then it was promised its tokens of the day, and gets
+/// them whatever others have used since: a turn that is run again does again what it did.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beginning {
+    New,
+    Again,
+}
+
+impl Beginning {
+    pub(super) fn of<R>(call: &Call, recorded: &Option<R>) -> Self {
+        if recorded.is_some() || !call.tokens().is_empty() { Beginning::Again } else { Beginning::New }
+    }
 }
 
 /// Tokens promised to one generation. Dropped without being settled, it gives back what was not produced.
@@ -53,13 +82,15 @@ pub(crate) struct Reservation {
 impl Turn {
     pub(crate) fn new(
         agent: Arc<Deployed>,
-        models: ModelSet,
+        models: GrantedModels,
         affinity: Affinity,
         deadline: Instant,
         journal: Arc<Journal>,
         tools: TurnTools,
         egress: Arc<Egress>,
     ) -> Self {
+        let (name, per_day) = (agent.manifest.name.as_str(), agent.limits.tokens_per_day);
+        let day = tools.services.tokens.share(&affinity.tenant, Some((name, per_day)));
         let fetches = FetchBudget::new(&agent.limits);
         Turn {
             agent,
@@ -73,6 +104,8 @@ impl Turn {
             egress,
             fetches,
             spent: Mutex::default(),
+            day: Arc::new(day),
+            used_up: OnceLock::new(),
         }
     }
 
@@ -86,10 +119,35 @@ impl Turn {
         self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
     }
 
+    /// The engine of a model that the agent may use; without a name, of its own.
+    pub(crate) fn engine(&self, model: Option<&str>) -> Result<Engine, Error> {
+        self.models.engine(&self.agent, model)
+    }
+
+    /// Of all models that the agent may use.
+    pub(super) fn engines(&self) -> impl Iterator<Item = &Engine> {
+        self.models.of(&self.agent)
+    }
+
     /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.
     pub(crate) fn tool(&self, name: &str) -> Option<Arc<Tool>> {
         let own = self.agent.tools.get(name).cloned();
         own.or_else(|| self.tools.offered(name).map(|offered| offered.tool.clone()))
+    }
+
+    /// What all of it used so far.
+    pub(crate) fn spend(&self) -> Spend {
+        Spend::new(&self.day, self.lock().produced)
+    }
+
+    /// What it means that the agent failed so: it may pass on why it was denied a generation.
+    pub(crate) fn explain(&self, error: RuntimeError) -> RuntimeError {
+        match (&error, self.used_up.get()) {
+            (RuntimeError::AgentFailed { message }, Some(why)) if *message == why.to_string() => {
+                why.clone().into()
+            }
+            _ => error,
+        }
     }
 
     /// Sum of the turn's generations.
@@ -98,7 +156,11 @@ impl Turn {
     }
 
     /// Room for a generation of at most `asked` tokens, or of what is left if that is less.
-    pub(crate) fn reserve(self: &Arc<Self>, asked: Option<u32>) -> Result<Reservation, Error> {
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        asked: Option<u32>,
+        beginning: Beginning,
+    ) -> Result<Reservation, Error> {
         let limit = self.agent.limits.tokens_per_turn;
         let mut spent = self.lock();
         if spent.running >= MAX_GENERATIONS_AT_ONCE {
@@ -112,11 +174,25 @@ impl Turn {
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
+        let max_tokens = self.of_the_day(max_tokens, beginning)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
         drop(spent);
         Ok(Reservation { turn: self.clone(), max_tokens, produced: 0 })
+    }
+
+    fn of_the_day(&self, asked: u32, beginning: Beginning) -> Result<u32, Error> {
+        match beginning {
+            Beginning::New => self.day.promise(asked).map_err(|none| match none {
+                NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
+                NoTokens::UsedUp(why) => Error::Denied(self.used_up.get_or_init(|| why).to_string()),
+            }),
+            Beginning::Again => {
+                self.day.promise_again(asked);
+                Ok(asked)
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Spent> {
@@ -125,14 +201,18 @@ impl Turn {
 }
 
 impl Reservation {
-    /// At least one more token was produced.
-    pub(crate) fn produced_one(&mut self) {
-        self.produced = self.produced.saturating_add(1).min(self.max_tokens);
+    /// So many tokens were produced so far.
+    pub(crate) fn produced(&mut self, tokens: usize) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX).min(self.max_tokens);
+        let mut spent = self.turn.lock();
+        spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
+        drop(spent);
+        self.produced = tokens;
     }
 
     /// The generation has ended, and this is what it used.
     pub(crate) fn settle(mut self, usage: &Usage) {
-        self.produced = usage.completion_tokens.min(self.max_tokens);
+        self.produced(usage.completion_tokens as usize);
         self.turn.lock().usage.add(usage);
     }
 }
@@ -142,5 +222,7 @@ impl Drop for Reservation {
         let mut spent = self.turn.lock();
         spent.tokens -= self.max_tokens - self.produced;
         spent.running -= 1;
+        drop(spent);
+        self.turn.day.settle(self.max_tokens, self.produced);
     }
 }

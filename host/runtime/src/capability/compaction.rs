@@ -6,7 +6,7 @@
 //! depends on nothing but the conversation and the model, so a turn that is run again cuts it there again.
 
 use super::{
-    budget::{Reservation, Turn},
+    budget::{Beginning, Reservation, Turn},
     conversation::{Conversation, Generating},
     generation::{end, engine_error, follow, refuse, repeat, told},
     generation_options::asked,
@@ -193,7 +193,7 @@ impl Compacting {
         let identity = Identity::new("summarise", &(cut.before.messages(), cut.at, most));
         let mut call = turn.journal.call(identity)?;
         let recorded = turn.journal.recorded(&mut call)?;
-        let reservation = match turn.reserve(asked(Some(most))) {
+        let reservation = match turn.reserve(asked(Some(most)), Beginning::of(&call, &recorded)) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(turn, &call, error))),
         };

@@ -1,7 +1,7 @@
 //! A text that is continued, without a conversation or a chat template. Journalled as other generations are.
 
 use super::{
-    budget::{Reservation, Turn},
+    budget::{Beginning, Reservation, Turn},
     generation::{Generated, Progress, end, engine_error, refuse, repeat, timing, usage},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, WrittenUsage},
@@ -49,7 +49,7 @@ pub(crate) async fn complete(
     if let Some((GenerationRecord::Refused(error), _place)) = recorded {
         return Ok(Err(error));
     }
-    let reservation = match turn.reserve(asked(chat.max_tokens)) {
+    let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {
         Ok(reservation) => reservation,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
@@ -114,8 +114,8 @@ async fn follow_text(
     while let Some(event) = stream.next().await {
         match event.map_err(engine_error)? {
             TokenEvent::Token(token) => {
-                reservation.produced_one();
                 produced.push(token.id);
+                reservation.produced(produced.len());
                 text.push_str(&token.text);
                 progress.note(&produced, &token.text);
             }

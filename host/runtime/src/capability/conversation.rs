@@ -6,7 +6,7 @@
 use crate::bindings::{inference::CompactionPolicy, types::Error};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    Engine, ModelSet, Usage,
+    Engine, Usage,
     chat::{ChatMessage, ChatOutcome, Transcript},
 };
 use std::{
@@ -65,23 +65,23 @@ impl ConversationSet {
         ConversationSet { committed, opened: BTreeMap::new() }
     }
 
-    /// The session's conversation of this name, or a new one with the model `default`.
+    /// The session's conversation of this name with its model, or a new one with `model`.
     pub(crate) fn open(
         &mut self,
         name: &str,
-        models: &ModelSet,
-        default: &str,
+        engine: impl Fn(Option<&str>) -> Result<Engine, Error>,
+        model: Option<&str>,
     ) -> Result<Conversation, Error> {
         if let Some(open) = self.opened.get(name) {
             return Ok(open.clone());
         }
         let conversation = match self.committed.get(name) {
             Some(StoredConversation { model, transcript }) => {
-                Conversation::new(super::inference::engine(models, Some(model))?, transcript.clone())
+                Conversation::new(engine(Some(model))?, transcript.clone())
             }
             None => {
                 self.check_new(name)?;
-                Conversation::new(super::inference::engine(models, Some(default))?, Transcript::new())
+                Conversation::new(engine(model)?, Transcript::new())
             }
         };
         self.opened.insert(name.to_owned(), conversation.clone());

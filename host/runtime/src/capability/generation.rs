@@ -5,7 +5,7 @@
 //! cut off goes on after the last one that was, and one that had ended is answered from the journal.
 
 use super::{
-    budget::{Reservation, Turn},
+    budget::{Beginning, Reservation, Turn},
     compaction::{Compacting, Cut},
     conversation::{Conversation, Generating},
     generation_options::{asked, chat_options},
@@ -88,7 +88,7 @@ pub(crate) fn begin(
     if let Some((GenerationRecord::Refused(error), _place)) = recorded {
         return Ok(Err(error));
     }
-    let reservation = match turn.reserve(asked(chat.max_tokens)) {
+    let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {
         Ok(reservation) => reservation,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
@@ -369,14 +369,14 @@ pub(super) async fn follow(
     while let Some(event) = stream.next().await {
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
-                reservation.produced_one();
+                reservation.produced(stream.produced().len());
                 progress.note(stream.produced(), &delta);
                 if let Some(sink) = &sink {
                     sink.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {
-                reservation.produced_one();
+                reservation.produced(stream.produced().len());
                 progress.note(stream.produced(), "");
             }
             ChatEvent::Started { .. }

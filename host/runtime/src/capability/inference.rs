@@ -25,7 +25,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 use skep_engine::{
-    Engine, ModelSet,
+    Engine,
     chat::{ChatMessage, Role},
 };
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Host for TurnContext {
                 is_default: info.name == turn.agent.model,
             }
         };
-        let list = || turn.models.iter().map(describe).collect();
+        let list = || turn.engines().map(describe).collect();
         Ok(turn.journal.immediate(Identity::new("models", &()), list)?)
     }
 }
@@ -107,10 +107,9 @@ impl HostConversation for TurnContext {
         model: Option<String>,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
         self.charge(name.len())?;
-        let opened = self.turn().and_then(|turn| {
-            let model = model.as_deref().unwrap_or(&turn.agent.model);
-            self.conversations.open(&name, &turn.models, model)
-        });
+        let opened = self
+            .turn()
+            .and_then(|turn| self.conversations.open(&name, |model| turn.engine(model), model.as_deref()));
         self.hand_out(opened)
     }
 
@@ -244,7 +243,7 @@ impl TurnContext {
     ) -> wasmtime::Result<Result<(Arc<Turn>, Engine), Error>> {
         self.charge(prompt.len())?;
         Ok(self.turn().and_then(|turn| {
-            let engine = engine(&turn.models, Some(model.as_deref().unwrap_or(&turn.agent.model)))?;
+            let engine = turn.engine(model.as_deref())?;
             Ok((turn, engine))
         }))
     }
@@ -354,9 +353,4 @@ fn outcome(content: String) -> Result<String, String> {
         },
         _ => Ok(content),
     }
-}
-
-/// The engine of a model that the agent may use.
-pub(super) fn engine(models: &ModelSet, name: Option<&str>) -> Result<Engine, Error> {
-    models.get(name).map_err(generation::engine_error)
 }

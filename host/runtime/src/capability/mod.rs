@@ -29,9 +29,10 @@ mod wasi;
 pub(crate) use budget::Turn;
 pub(crate) use conversation::{ConversationSet, StoredConversation, check_conversation, total_usage};
 pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
+pub(crate) use generation::engine_error;
 pub(crate) use http::make_request;
 
-use crate::{Limits, bindings, instance::MemoryLimiter};
+use crate::{Limits, bindings, instance::InstanceLimiter};
 use calls::CallBudget;
 use events::TurnEvents;
 use log::TurnLog;
@@ -55,7 +56,7 @@ pub(crate) struct TurnContext {
     /// `None` while an agent is described, as of the events.
     pub(crate) schedules: Option<ScheduleView>,
     pub(crate) events: Option<TurnEvents>,
-    pub(crate) memory: MemoryLimiter,
+    pub(crate) limiter: InstanceLimiter,
     calls: CallBudget,
     table: ResourceTable,
     wasi: Wasi,
@@ -74,7 +75,7 @@ impl TurnContext {
         let mut table = ResourceTable::new();
         table.set_max_capacity(MAX_RESOURCES);
         let (wasi, streams) = (Wasi::default(), JoinSet::new());
-        let (memory, calls) = (MemoryLimiter::new(limits.memory_mb), CallBudget::new(limits));
+        let (limiter, calls) = (InstanceLimiter::new(limits), CallBudget::new(limits));
         let log = log.within(limits.log_kb);
         TurnContext {
             turn,
@@ -83,7 +84,7 @@ impl TurnContext {
             log,
             schedules: None,
             events: None,
-            memory,
+            limiter,
             calls,
             table,
             wasi,

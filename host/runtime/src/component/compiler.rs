@@ -103,7 +103,7 @@ impl ComponentCompiler {
             let _place = place;
             refuse_core_module(&bytes)?;
             weight::check(&bytes, max_bytes)?;
-            Component::from_binary(&engine, &bytes).map_err(|error| format!("{error:#}"))
+            Component::from_binary(&engine, &bytes).map_err(|error| refusal(&error))
         });
         match tokio::time::timeout(self.timeout, compiling).await {
             Ok(compiled) => compiled,
@@ -137,6 +137,17 @@ impl ComponentCompiler {
             self.max_bytes
         )))
     }
+}
+
+/// Of what is larger than any agent may be, the compiler knows before there is an instance.
+fn refusal(error: &wasmtime::Error) -> String {
+    let reason = format!("{error:#}");
+    if ["pooling allocator", "exceeds the limit of"].iter().any(|words| reason.contains(words)) {
+        return format!(
+            "{reason}; memory_mb, tables, table_elements and instances under [limits] in skep.toml are the operator's ceilings"
+        );
+    }
+    reason
 }
 
 fn refuse_core_module(bytes: &[u8]) -> Result<(), String> {

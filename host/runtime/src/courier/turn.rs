@@ -1,7 +1,7 @@
 //! One turn of a session that nobody but the courier asked for.
 
 use super::backoff::Backoff;
-use crate::{Invocation, RuntimeError, agent_host::WeakHost};
+use crate::{Invocation, RuntimeError, TokensUsedUp, agent_host::WeakHost};
 
 /// From two seconds on, as long as the tries last.
 pub(super) const TURN_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 600_000 };
@@ -35,7 +35,8 @@ pub(super) async fn take(host: &WeakHost, invocation: Invocation) -> Verdict {
         Err(_) if !is_open() => Verdict::HostEnds,
         Err(error) => match &error {
             RuntimeError::MailboxFull { retry_after_ms, .. }
-            | RuntimeError::TooManyTurns { retry_after_ms, .. } => {
+            | RuntimeError::TooManyTurns { retry_after_ms, .. }
+            | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {
                 let wait_ms = u64::from(*retry_after_ms);
                 Verdict::NotNow { error, wait_ms }
             }

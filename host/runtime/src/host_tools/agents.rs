@@ -226,6 +226,7 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         RuntimeError::TurnFailed { code: "tool_failed", message } => ToolError::Failed(message),
         RuntimeError::MailboxFull { .. }
         | RuntimeError::TooManyTurns { .. }
+        | RuntimeError::TokensUsedUp(_)
         | RuntimeError::Engine(EngineError::Busy { .. })
         | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
         error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),

@@ -86,7 +86,7 @@ impl Catalog {
 
     /// Whether the model of this turn's agent can be held to the tool's input schema.
     fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
-        let Ok(engine) = turn.models.get(Some(&turn.agent.model)) else { return false };
+        let Ok(engine) = turn.engine(None) else { return false };
         let key = digest(&(&turn.agent.model, &tool.definition.input_schema));
         if let Some(known) = self.decodable.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return *known;

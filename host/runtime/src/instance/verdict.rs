@@ -1,10 +1,10 @@
 //! Why a guest stopped, in words that help its author.
 
-use super::{MAX_CALL_BYTES, backtrace, memory::Refused};
+use super::{MAX_CALL_BYTES, backtrace, limiter::Refused};
 use crate::{
     Limits, RuntimeError,
     capability::{TurnContext, log::cut},
-    engine::TABLE_ELEMENTS,
+    engine::MEMORIES_PER_AGENT,
     exports::NoExport,
 };
 use wasmtime::{Trap, component::ResourceTableError};
@@ -25,6 +25,9 @@ impl LimitTrap {
 
 /// wasmtime's own bound of what one call copies has no public type. A test holds this to its words.
 const CALL_TOO_LARGE: &str = "fuel allocated for hostcalls has been exhausted";
+
+/// Nor has its own bound of what a component is made of; the word after this says of what it is too much.
+const TOO_MANY_PARTS: &str = "resource limit exceeded: ";
 
 /// Of a bound that no setting moves.
 const FIXED: &str = "the host allows no more";
@@ -51,9 +54,17 @@ impl Verdict<'_> {
         }
         let trap = error.downcast_ref::<Trap>();
         if trap == Some(&Trap::StackOverflow) {
-            return exceeded("stack", format!("the agent's calls nest too deeply; {FIXED}"));
+            let setting = "`stack_kb` under [runtime] in skep.toml is what the operator gives each agent";
+            return exceeded(
+                "stack_kb",
+                format!("the agent's calls nest too deeply for its stack; {setting}"),
+            );
         }
-        if error.root_cause().to_string().contains(CALL_TOO_LARGE) {
+        let cause = error.root_cause().to_string();
+        if let Some(part) = cause.strip_prefix(TOO_MANY_PARTS) {
+            return self.too_many(part);
+        }
+        if cause.contains(CALL_TOO_LARGE) {
             let message = format!("one call passes more than {MAX_CALL_BYTES} bytes; {FIXED}");
             return exceeded("call_bytes", message);
         }
@@ -63,15 +74,15 @@ impl Verdict<'_> {
                 "the agent holds too many conversations at once; drop them".to_owned(),
             );
         }
-        match self.context.memory.refused() {
+        match self.context.limiter.refused() {
             Some(Refused::Memory) => {
                 let (limit, setting) = (self.limits.memory_mb, settable("memory_mb"));
                 let message = format!("the agent asked for more than {limit} MiB of memory; {setting}");
                 return exceeded("memory_mb", message);
             }
             Some(Refused::Table) => {
-                let message =
-                    format!("the agent asked for a table of more than {TABLE_ELEMENTS} entries; {FIXED}");
+                let (limit, setting) = (self.limits.table_elements, settable("table_elements"));
+                let message = format!("the agent asked for a table of more than {limit} entries; {setting}");
                 return exceeded("table_elements", message);
             }
             None => {}
@@ -82,6 +93,20 @@ impl Verdict<'_> {
             };
         }
         RuntimeError::Trap { message: self.describe(&error) }
+    }
+
+    /// `part` begins with the word for what a component has too many of.
+    fn too_many(&self, part: &str) -> RuntimeError {
+        let Limits { tables, instances, .. } = self.limits;
+        let (limit, message) = match part.split(' ').next() {
+            Some("table") => ("tables", format!("it has more than {tables} tables; {}", settable("tables"))),
+            Some("instance") => {
+                let setting = settable("instances");
+                ("instances", format!("it is made of more than {instances} core instances; {setting}"))
+            }
+            _ => ("memories", format!("it has more than {MEMORIES_PER_AGENT} memories; {FIXED}")),
+        };
+        RuntimeError::LimitExceeded { limit, message }
     }
 
     fn excess(&self, limit: &str) -> String {

@@ -157,7 +157,10 @@ fn refused(error: types::AgentError, deadline: Instant) -> RuntimeError {
             types::Error::Truncated => EngineError::Truncated.into(),
             types::Error::ContextOverflow(limit) => RuntimeError::LimitExceeded {
                 limit: "tokens_per_turn or context",
-                message: format!("prompt and output do not fit into {limit} tokens"),
+                message: format!(
+                    "prompt and output do not fit into {limit} tokens, which are the model's context or the agent's \
+                     `tokens_per_turn` under [limits] in agent.toml"
+                ),
             },
             types::Error::Cancelled if Instant::now() >= deadline => RuntimeError::DeadlineExceeded,
             types::Error::Cancelled => RuntimeError::Cancelled,

@@ -28,6 +28,7 @@ use crate::{
     instance,
     journal::{self, Journal},
     metric,
+    token_budget::Spend,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::Affinity;
@@ -73,6 +74,7 @@ struct Answer {
     outcome: Outcome,
     context: TurnContext,
     key: TurnKey,
+    spend: Spend,
 }
 
 /// Why a turn failed, as it is stored.
@@ -95,6 +97,8 @@ struct Failure {
     /// 0 if it never started.
     number: u64,
     logs: Vec<LogEntry>,
+    /// Not there if nothing was opened.
+    spend: Option<Spend>,
 }
 
 impl Actor {
@@ -138,7 +142,8 @@ impl Actor {
                 Ok(opened) => opened,
                 Err(error) => {
                     if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
-                        self.fail(Failure { key, number: 0, logs: Vec::new() }, &ending, &error).await;
+                        let failure = Failure { key, number: 0, logs: Vec::new(), spend: None };
+                        self.fail(failure, &ending, &error).await;
                     }
                     return Err(error);
                 }
@@ -183,6 +188,7 @@ impl Actor {
         if !goes_on_later {
             turn.tools.called.cancel(&services);
         }
+        let spend = turn.spend();
         let ended = match result {
             Ok((last_id, (text, data))) => {
                 let outcome = Outcome {
@@ -194,7 +200,7 @@ impl Actor {
                 };
                 drop(turn);
                 let context = context.expect("a guest that answered has left it");
-                let answer = Answer { outcome, context, key };
+                let answer = Answer { outcome, context, key, spend: spend.clone() };
                 self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
             // It goes on when the host does.
@@ -203,12 +209,12 @@ impl Actor {
             }
             Err(error) => {
                 let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
-                self.fail(Failure { key, number, logs }, &ending, &error).await;
+                self.fail(Failure { key, number, logs, spend: Some(spend) }, &ending, &error).await;
                 return Err(error);
             }
         };
         if let Err(error) = &ended {
-            self.fail(Failure { key, number, logs: Vec::new() }, &ending, error).await;
+            self.fail(Failure { key, number, logs: Vec::new(), spend: Some(spend) }, &ending, error).await;
         }
         ended
     }
@@ -325,7 +331,7 @@ impl Actor {
 
     /// Ends the turn in the store. Why it failed must not be hidden by a store that fails too.
     async fn fail(&self, failure: Failure, ending: &TurnEnding, error: &RuntimeError) {
-        let Failure { key, number, logs } = failure;
+        let Failure { key, number, logs, spend } = failure;
         let SessionKey { agent, session } = self.key.clone();
         let at_ms = now_ms();
         let event = ending.failed(&self.services.outbox, error, at_ms);
@@ -333,9 +339,13 @@ impl Actor {
         let tells = !events.is_empty();
         let error = StoredFailure::encode(error);
         let has_logged = !logs.is_empty();
-        let failure = TurnFailure { key, agent, session, number, at_ms, error, logs, events };
+        let token_use = spend.as_ref().and_then(Spend::row);
+        let failure = TurnFailure { key, agent, session, number, at_ms, error, logs, events, token_use };
         match self.services.store.fail_turn(failure).await {
             Ok(()) => {
+                if let Some(spend) = spend {
+                    spend.counted();
+                }
                 if tells {
                     self.services.courier_bell.notify_one();
                 }
@@ -424,7 +434,8 @@ impl Actor {
             return None;
         }
         *context = Some(after);
-        Some(result.and_then(|reply| reply.into_outcome(turn.deadline)))
+        let outcome = result.and_then(|reply| reply.into_outcome(turn.deadline));
+        Some(outcome.map_err(|error| turn.explain(error)))
     }
 
     /// Writes what the turn changed, and remembers it.
@@ -434,7 +445,7 @@ impl Actor {
         idempotency_key: Option<String>,
         ending: &TurnEnding,
     ) -> Result<Outcome, RuntimeError> {
-        let Answer { outcome, mut context, key } = answer;
+        let Answer { outcome, mut context, key, spend } = answer;
         let conversations = context.conversations.changed();
         let mut rows = Vec::with_capacity(conversations.len());
         for (name, conversation) in &conversations {
@@ -471,6 +482,7 @@ impl Actor {
             occasion,
             schedules,
             events,
+            token_use: spend.row(),
         };
         drop(context);
         let commit = Arc::new(commit);
@@ -478,6 +490,7 @@ impl Actor {
             self.memory = None;
             return Err(error.into());
         }
+        spend.counted();
         if rings {
             self.services.courier_bell.notify_one();
         }

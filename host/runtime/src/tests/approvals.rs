@@ -11,8 +11,8 @@ use std::time::Duration;
 const ASKS: &str = "[tools.find]\napproval = true";
 const TOOL: &str = "agent:orders/find";
 
-/// A host with an agent that calls a tool of another, which a person decides about.
-async fn start(more: &str) -> Host {
+/// A host with the agent `desk`, which calls the tool of another that it is told; a person decides about `find`.
+pub(super) async fn start(more: &str) -> Host {
     let host = Host::with(granting(&["agent:*/*"])).await;
     host.deploy("orders", ASKS, echoing()).await.expect("valid");
     host.deploy("desk", &format!("{}\n{more}", granted("\"agent:orders/find\"")), caller())
@@ -109,7 +109,7 @@ async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_me
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
     let outcome = handle.outcome().await.expect("its own time was not used up");
-    assert_eq!(outcome.text, "nobody approved this call in time; it was not made");
+    assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
     let late = decide(&host, &id, true).await.expect_err("too late");
     assert!(late.to_string().contains("nobody decided in time"), "{late}");
 }

@@ -7,8 +7,8 @@ use super::{
     waker::waker,
 };
 use crate::{
-    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, ItemCounts, LogFilter,
-    NewBatch, RuntimeError, RuntimeOptions, Tenant,
+    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, Clock, ItemCounts,
+    LogFilter, NewBatch, RuntimeError, RuntimeOptions, Tenant,
 };
 use serde_json::json;
 use skep_engine::{
@@ -133,6 +133,27 @@ async fn nothing_is_taken_while_interactive_work_leaves_no_room() {
     }
     drop((watched, streams));
     assert_eq!(results(&host, &id).await.status.items.done, 1);
+}
+
+#[tokio::test]
+async fn an_item_waits_for_the_next_day_when_its_tenants_tokens_are_used_up() {
+    let batch = BatchOptions { max_attempts: 1, ..BatchOptions::default() };
+    // A millisecond before midnight, until the test says so.
+    let clock = Clock::at(20_000 * 86_400_000 - 1);
+    let tenant_tokens_per_day = [(PRINCIPAL.to_owned(), 4)].into();
+    let options =
+        RuntimeOptions { batch, clock: clock.clone(), tenant_tokens_per_day, ..RuntimeOptions::default() };
+    let host = Host::with(options).await;
+    let first = queue(&host, "tiny", vec![short("one")]).await.expect("room");
+    assert_eq!(results(&host, &first).await.status.items.done, 1);
+    let second = queue(&host, "tiny", vec![short("two")]).await.expect("room");
+    until(async || {
+        let status = host.agents.batch(PRINCIPAL, &second).await.expect("known");
+        (status.phase != BatchPhase::Queued).then_some(())
+    })
+    .await;
+    clock.advance(1);
+    assert_eq!(results(&host, &second).await.status.items.done, 1, "what was refused was no attempt");
 }
 
 #[tokio::test]

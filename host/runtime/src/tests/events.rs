@@ -131,15 +131,6 @@ async fn a_storm_that_goes_through_tools_of_others_ends_there_as_well() {
 }
 
 #[tokio::test]
-async fn the_number_of_events_of_a_turn_is_a_limit() {
-    let clock = Clock::at(1_800_000_000_000);
-    let host = Host::with(RuntimeOptions { clock, ..RuntimeOptions::default() }).await;
-    let manifest = "[grants]\nevents = [\"order.*\"]\n[limits]\nevents = 0";
-    host.deploy("w", manifest, waker()).await.expect("deploys");
-    host.ask("w", "s", "e").await.expect_err("one too many");
-}
-
-#[tokio::test]
 async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
     let (host, _clock) = start("s").await;
     let manifest = "[[trigger.event]]\ntopic = \"skep.turn.*\"\nsession = \"watch\"";

@@ -21,8 +21,10 @@ impl Host {
     }
 
     pub(super) async fn with(options: RuntimeOptions) -> Host {
-        let engine = Engine::start(tiny_model(), EngineOptions::default()).expect("the engine starts");
-        let models = ModelSet::new(engine);
+        Host::with_models(ModelSet::new(tiny_engine("tiny")), options).await
+    }
+
+    pub(super) async fn with_models(models: ModelSet, options: RuntimeOptions) -> Host {
         let store = Store::in_memory().await.expect("a database in memory");
         Host { agents: start(&store, &models, options).await, store, models }
     }
@@ -172,14 +174,18 @@ fn small(options: RuntimeOptions) -> RuntimeOptions {
     RuntimeOptions { max_instances: options.max_instances.min(16), ..options }
 }
 
-fn tiny_model() -> LoadedModel {
+pub(super) fn tiny_engine(name: &str) -> Engine {
+    Engine::start(tiny_model(name), EngineOptions::default()).expect("the engine starts")
+}
+
+fn tiny_model(name: &str) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
     let options = ExecutorOptions { threads: Some(1), kv_tokens: 8 << 10, ..ExecutorOptions::default() };
     let tokenizer =
         std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
     LoadedModel {
-        name: "tiny".into(),
+        name: name.into(),
         config: checkpoint.config().clone(),
         tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
         template: Arc::new(ChatTemplate::chatml_default()),

@@ -4,7 +4,7 @@ use super::{
     fixture::Host,
     guest::{Guest, spinner},
 };
-use crate::RuntimeError;
+use crate::{RuntimeError, RuntimeOptions};
 use std::time::{Duration, Instant};
 
 const TIGHT: &str = "[limits]\nmemory_mb = 4\ncpu_ms = 50";
@@ -27,12 +27,6 @@ fn limit(error: &RuntimeError) -> &'static str {
 }
 
 #[tokio::test]
-async fn an_endless_loop_ends_at_cpu_ms() {
-    let error = verdict(TIGHT, Guest { on_message: "(loop $again (br $again))", ..Guest::default() }).await;
-    assert_eq!(limit(&error), "cpu_ms");
-}
-
-#[tokio::test]
 async fn endless_loops_at_start_and_in_describe_are_refused_at_deployment() {
     let host = Host::start().await;
     let start = Guest { module: "(start $spin) (func $spin (loop $again (br $again)))", ..Guest::default() };
@@ -44,11 +38,7 @@ async fn endless_loops_at_start_and_in_describe_are_refused_at_deployment() {
 }
 
 #[tokio::test]
-async fn memory_ends_at_memory_mb() {
-    let grow = r#"(loop $again
-        (if (i32.eq (memory.grow (i32.const 16)) (i32.const -1)) (then unreachable)) (br $again))"#;
-    let error = verdict(TIGHT, Guest { on_message: grow, ..Guest::default() }).await;
-    assert_eq!(limit(&error), "memory_mb");
+async fn a_component_that_begins_with_too_much_memory_is_refused_at_deployment() {
     let host = Host::start().await;
     let message =
         host.deploy("big", TIGHT, Guest { pages: 100, ..Guest::default() }).await.expect_err("6.25 MiB");
@@ -56,9 +46,23 @@ async fn memory_ends_at_memory_mb() {
 }
 
 #[tokio::test]
-async fn deep_recursion_ends_at_the_stack() {
-    let recurse = "(drop (call $recurse (i32.const 0)))";
-    assert_eq!(limit(&verdict("", Guest { on_message: recurse, ..Guest::default() }).await), "stack");
+async fn calls_nest_as_deeply_as_the_operators_stack() {
+    let guest = || Guest {
+        module: "(func $sink (param i32) (if (local.get 0)
+            (then (call $sink (i32.sub (local.get 0) (i32.const 1))))))",
+        on_message: "(call $sink (i32.const 8000))",
+        ..Guest::default()
+    };
+    let host = Host::with(RuntimeOptions { stack_kb: 64, ..RuntimeOptions::default() }).await;
+    host.deploy("deep", "", guest()).await.expect("valid");
+    let error = host.ask("deep", "s", "go").await.expect_err("too deep");
+    assert_eq!(limit(&error), "stack_kb");
+    assert!(error.to_string().contains("`stack_kb` under [runtime] in skep.toml"), "{error}");
+    let host = host.restart_with(RuntimeOptions { stack_kb: 4_096, ..RuntimeOptions::default() }).await;
+    assert_eq!(host.answer("deep", "s", "go").await, "go");
+    let endless = "(drop (call $recurse (i32.const 0)))";
+    host.deploy("deep", "", Guest { on_message: endless, ..Guest::default() }).await.expect("valid");
+    assert_eq!(limit(&host.ask("deep", "s", "go").await.expect_err("there is an end")), "stack_kb");
 }
 
 #[tokio::test]

@@ -34,6 +34,27 @@ pub(super) fn chatter() -> Guest {
     }
 }
 
+/// Generates eight tokens again and again until that is refused, and fails with the error that it got.
+///
+/// At 300: the error, as an agent's.
+pub(super) fn relayer() -> Guest {
+    let chatter = chatter();
+    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("it generates");
+    let on_message = format!(
+        r#"{begin}
+            (loop $again
+                (call $generate (i32.const 1024) (i32.const 2048))
+                (br_if $again (i32.eqz (i32.load8_u (i32.const 2048)))))
+            (i32.store8 (i32.const 300) (i32.const 1))
+            (i32.store8 (i32.const 304) (i32.const 1))
+            (i32.store8 (i32.const 308) (i32.load8_u (i32.const 2056)))
+            (i32.store (i32.const 312) (i32.load (i32.const 2060)))
+            (i32.store (i32.const 316) (i32.load (i32.const 2064)))
+            (return (i32.const 300))"#
+    );
+    Guest { on_message: on_message.leak(), ..chatter }
+}
+
 #[tokio::test]
 async fn a_visible_generation_is_streamed_and_counted() {
     let host = Host::start().await;

@@ -18,7 +18,7 @@ use tokio::{
 /// replies with the body, or with what went wrong.
 ///
 /// 512: the methods, and errors without a text. 600: the result.
-fn fetcher() -> Guest {
+pub(super) fn fetcher() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/http@0.1.0" "fetch" (func $fetch
@@ -146,7 +146,7 @@ async fn host_with(options: RuntimeOptions, manifest: &str) -> Host {
     host
 }
 
-const EVERYWHERE: &str = "[grants]\nhosts = [\"*\"]";
+pub(super) const EVERYWHERE: &str = "[grants]\nhosts = [\"*\"]";
 
 #[tokio::test]
 async fn a_request_goes_where_developer_and_operator_both_allow_it() {

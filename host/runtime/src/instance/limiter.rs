@@ -1,13 +1,17 @@
-//! What an instance may hold: linear memory over all its memories, table entries, instances.
+//! What an instance may hold: linear memory over all its memories, tables and their entries, core instances.
 
-use crate::engine::{CORE_INSTANCES_PER_AGENT, MEMORIES_PER_AGENT, TABLE_ELEMENTS, TABLES_PER_AGENT};
+use crate::{Limits, engine::MEMORIES_PER_AGENT};
 use wasmtime::{ResourceLimiter, Result};
 
-/// Refuses growth over the limit, and remembers that it did: a guest that runs out of memory traps somewhere else.
+/// Refuses growth over the limits, and remembers that it did: a guest that runs out of memory traps somewhere else.
 #[derive(Debug)]
-pub(crate) struct MemoryLimiter {
-    limit_bytes: usize,
-    bytes: usize,
+pub(crate) struct InstanceLimiter {
+    memory_bytes: usize,
+    tables: usize,
+    table_elements: usize,
+    instances: usize,
+    /// Of the memory.
+    taken_bytes: usize,
     refused: Option<Refused>,
 }
 
@@ -18,9 +22,16 @@ pub(super) enum Refused {
     Table,
 }
 
-impl MemoryLimiter {
-    pub(crate) fn new(limit_mb: u32) -> Self {
-        MemoryLimiter { limit_bytes: (limit_mb as usize) << 20, bytes: 0, refused: None }
+impl InstanceLimiter {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        InstanceLimiter {
+            memory_bytes: (limits.memory_mb as usize) << 20,
+            tables: limits.tables as usize,
+            table_elements: limits.table_elements as usize,
+            instances: limits.instances as usize,
+            taken_bytes: 0,
+            refused: None,
+        }
     }
 
     /// The first refusal.
@@ -29,19 +40,19 @@ impl MemoryLimiter {
     }
 }
 
-impl ResourceLimiter for MemoryLimiter {
+impl ResourceLimiter for InstanceLimiter {
     fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
-        let bytes = self.bytes.saturating_add(desired.saturating_sub(current));
-        if bytes > self.limit_bytes {
+        let bytes = self.taken_bytes.saturating_add(desired.saturating_sub(current));
+        if bytes > self.memory_bytes {
             self.refused.get_or_insert(Refused::Memory);
             return Ok(false);
         }
-        self.bytes = bytes;
+        self.taken_bytes = bytes;
         Ok(true)
     }
 
     fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
-        if desired > TABLE_ELEMENTS {
+        if desired > self.table_elements {
             self.refused.get_or_insert(Refused::Table);
             return Ok(false);
         }
@@ -49,11 +60,11 @@ impl ResourceLimiter for MemoryLimiter {
     }
 
     fn instances(&self) -> usize {
-        CORE_INSTANCES_PER_AGENT as usize * 2
+        self.instances
     }
 
     fn tables(&self) -> usize {
-        TABLES_PER_AGENT as usize
+        self.tables
     }
 
     fn memories(&self) -> usize {
@@ -67,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_over_all_memories_together() {
-        let mut limiter = MemoryLimiter::new(1);
+        let mut limiter = InstanceLimiter::new(&Limits { memory_mb: 1, ..Limits::default() });
         assert!(limiter.memory_growing(0, 600 << 10, None).expect("no fault"));
         assert!(limiter.memory_growing(0, 400 << 10, None).expect("no fault"));
         assert_eq!(limiter.refused(), None);
@@ -76,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn a_table_over_its_bound_is_refused() {
-        let mut limiter = MemoryLimiter::new(1);
-        assert!(limiter.table_growing(0, TABLE_ELEMENTS, None).expect("no fault"));
-        assert!(!limiter.table_growing(TABLE_ELEMENTS, TABLE_ELEMENTS + 1, None).expect("no fault"));
+    fn a_table_over_its_limit_is_refused() {
+        let mut limiter = InstanceLimiter::new(&Limits { table_elements: 10, ..Limits::default() });
+        assert!(limiter.table_growing(0, 10, None).expect("no fault"));
+        assert!(!limiter.table_growing(10, 11, None).expect("no fault"));
         assert_eq!(limiter.refused(), Some(Refused::Table));
     }
 }

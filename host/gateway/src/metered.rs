@@ -1,0 +1,66 @@
+//! Generations that clients ask of a model itself: what they produce counts for the client's tenant, however they end.
+
+use futures::{Stream, StreamExt};
+use skep_engine::{
+    EngineError, TokenEvent, TokenStream,
+    chat::{ChatEvent, ChatOutcome, ChatStream},
+};
+use skep_runtime::TenantTokens;
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+/// A generation with what counts it. Dropped early, it counts as far as it came.
+pub(crate) struct Metered<S> {
+    stream: S,
+    tokens: TenantTokens,
+}
+
+impl<S> Metered<S> {
+    pub(crate) fn new(stream: S, tokens: TenantTokens) -> Self {
+        Metered { stream, tokens }
+    }
+}
+
+impl Metered<ChatStream> {
+    /// Waits for the end.
+    pub(crate) async fn outcome(mut self) -> Result<ChatOutcome, EngineError> {
+        while let Some(event) = self.next().await {
+            if let ChatEvent::Finished(outcome) = event? {
+                return Ok(outcome);
+            }
+        }
+        Err(EngineError::Cancelled)
+    }
+}
+
+impl Stream for Metered<ChatStream> {
+    type Item = Result<ChatEvent, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let event = self.stream.poll_next_unpin(cx);
+        let produced = match &event {
+            Poll::Ready(Some(Ok(ChatEvent::Finished(outcome)))) => outcome.usage.completion_tokens as usize,
+            _ => self.stream.produced().len(),
+        };
+        self.tokens.produced(produced);
+        event
+    }
+}
+
+impl Stream for Metered<TokenStream> {
+    type Item = Result<TokenEvent, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let event = self.stream.poll_next_unpin(cx);
+        match &event {
+            Poll::Ready(Some(Ok(TokenEvent::Token(_)))) => self.tokens.produced_one(),
+            Poll::Ready(Some(Ok(TokenEvent::Finished(finished)))) => {
+                self.tokens.produced(finished.usage.completion_tokens as usize);
+            }
+            _ => {}
+        }
+        event
+    }
+}

@@ -1,0 +1,69 @@
+//! A tenant's tokens of a day, on the routes that name a model themselves.
+
+use super::{
+    fixture::{Answer, Server},
+    workers_ai::failure,
+};
+use crate::GatewayOptions;
+use serde_json::{Value, json};
+use skep_runtime::RuntimeOptions;
+
+const DAY_S: u64 = 86_400;
+
+async fn with_tokens(tokens: u32) -> Server {
+    let tenant_tokens_per_day = [("local".to_owned(), tokens)].into();
+    let runtime = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
+    Server::with_runtime(GatewayOptions::default(), runtime).await
+}
+
+fn asking(mut body: Value) -> Value {
+    body.as_object_mut()
+        .unwrap()
+        .extend(json!({"max_tokens": 4, "temperature": 0, "ignore_eos": true}).as_object().unwrap().clone());
+    body
+}
+
+/// Until midnight.
+fn refused(answer: &Answer) {
+    assert_eq!(answer.status, 429, "{}", answer.text);
+    let seconds: u64 = answer.headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=DAY_S).contains(&seconds), "{seconds}");
+    assert!(answer.text.contains("`tokens_per_day` under [tenants.local] in skep.toml"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn what_a_tenant_generates_by_any_route_ends_at_its_tokens_of_the_day() {
+    let chat = asking(json!({"messages": [{"role": "user", "content": "hello"}]}));
+    let completion = asking(json!({"prompt": "hello"}));
+    let streamed = |body: &Value| {
+        let mut body = body.clone();
+        body["stream"] = json!(true);
+        body
+    };
+    let routes = [
+        ("/v1/chat/completions", chat.clone()),
+        ("/v1/chat/completions", streamed(&chat)),
+        ("/v1/completions", completion.clone()),
+        ("/v1/completions", streamed(&completion)),
+        ("/ai/run/tiny", completion.clone()),
+        ("/ai/run/tiny", streamed(&completion)),
+        ("/ai/run/tiny", chat.clone()),
+    ];
+    for (path, body) in &routes {
+        // Four tokens do not use up five, eight do.
+        let server = with_tokens(5).await;
+        server.ok(path, body).await;
+        server.ok(path, body).await;
+        for (path, body) in &routes {
+            refused(&server.post(path, body).await);
+        }
+    }
+    let server = with_tokens(4).await;
+    server.ok("/v1/completions", &completion).await;
+    let error = server.post("/v1/completions", &completion).await.error();
+    assert_eq!((&error["code"], &error["type"]), (&json!("tokens_used_up"), &json!("rate_limit_error")));
+    let server = with_tokens(4).await;
+    server.ok("/ai/run/tiny", &completion).await;
+    let (status, error) = failure(&server.post("/ai/run/tiny", &completion).await);
+    assert_eq!((status, &error["code"]), (429, &json!(3036)), "the number of Workers AI");
+}

@@ -1,0 +1,130 @@
+//! Which models agents may use: what `agent.toml` asks for, as far as `skep.toml` allows it, by every way to a model.
+
+use super::{
+    fixture::{Host, tiny_engine},
+    guest::Guest,
+};
+use crate::{ModelGrant, RuntimeOptions};
+use skep_engine::ModelSet;
+
+/// Opens a conversation with the model that the message names, and says something in it. Replies with `ok`, or with the
+/// text of the error, which must be `denied`.
+fn opener(import: &'static str) -> Guest {
+    let module = format!(
+        r#"(import "skep:agent/{import}@0.1.0" "[static]conversation.open"
+                (func $open (param i32 i32 i32 i32 i32 i32)))
+            (import "skep:agent/{import}@0.1.0" "[method]conversation.append-user"
+                (func $append (param i32 i32 i32 i32)))
+            (data (i32.const 512) "mainok")"#
+    );
+    Guest {
+        world: "import skep:agent/inference-sync@0.1.0;",
+        module: module.leak(),
+        on_message: r#"
+            (call $open (i32.const 512) (i32.const 4)
+                (i32.const 1) (local.get $text) (local.get $length) (i32.const 600))
+            (if (i32.load8_u (i32.const 600))
+                (then
+                    (if (i32.ne (i32.load8_u offset=4 (i32.const 600)) (i32.const 5)) (then unreachable))
+                    (local.set $text (i32.load offset=8 (i32.const 600)))
+                    (local.set $length (i32.load offset=12 (i32.const 600))))
+                (else
+                    (call $append (i32.load offset=4 (i32.const 600)) (local.get $text) (local.get $length)
+                        (i32.const 640))
+                    (local.set $text (i32.const 516))
+                    (local.set $length (i32.const 2))))"#,
+        ..Guest::default()
+    }
+}
+
+/// The same with a completion of eight tokens.
+///
+/// At 1024: the parameters of `complete` (the model, at 12 the prompt, at 24 the options: `max-tokens` at 72).
+fn completer() -> Guest {
+    Guest {
+        module: r#"
+            (import "skep:agent/inference@0.1.0" "complete" (func $complete (param i32 i32)))
+            (data (i32.const 512) "mainok")"#,
+        on_message: r#"
+            (i32.store8 (i32.const 1024) (i32.const 1))
+            (i32.store offset=4 (i32.const 1024) (local.get $text))
+            (i32.store offset=8 (i32.const 1024) (local.get $length))
+            (i32.store offset=12 (i32.const 1024) (i32.const 512))
+            (i32.store offset=16 (i32.const 1024) (i32.const 4))
+            (i32.store8 offset=96 (i32.const 1024) (i32.const 1))
+            (i32.store offset=100 (i32.const 1024) (i32.const 8))
+            (call $complete (i32.const 1024) (i32.const 2048))
+            (local.set $text (i32.const 516))
+            (local.set $length (i32.const 2))
+            (if (i32.load8_u (i32.const 2048))
+                (then
+                    (if (i32.ne (i32.load8_u offset=8 (i32.const 2048)) (i32.const 5)) (then unreachable))
+                    (local.set $text (i32.load offset=12 (i32.const 2048)))
+                    (local.set $length (i32.load offset=16 (i32.const 2048)))))"#,
+        ..Guest::default()
+    }
+}
+
+/// An operator who allows these models; `None` says nothing.
+fn allowing(models: Option<&[&str]>) -> RuntimeOptions {
+    let grant = |name: &&str| ModelGrant::try_from((*name).to_owned()).expect("a name");
+    let granted_models = models.map(|models| models.iter().map(grant).collect());
+    RuntimeOptions { granted_models, ..RuntimeOptions::default() }
+}
+
+async fn two_models(options: RuntimeOptions) -> Host {
+    let models = ModelSet::new(tiny_engine("tiny")).with(tiny_engine("other"));
+    Host::with_models(models, options).await
+}
+
+async fn deploy_all(host: &Host, more: &str) {
+    for (name, guest) in
+        [("opens", opener("inference")), ("opens-sync", opener("inference-sync")), ("completes", completer())]
+    {
+        host.deploy(name, more, guest).await.expect("valid");
+    }
+}
+
+const WAYS: [&str; 3] = ["opens", "opens-sync", "completes"];
+
+#[tokio::test]
+async fn an_agent_that_names_none_has_the_default_model_and_no_other() {
+    let host = two_models(allowing(Some(&["*"]))).await;
+    deploy_all(&host, "").await;
+    for agent in WAYS {
+        assert_eq!(host.answer(agent, "s", "tiny").await, "ok", "{agent}");
+        let denied = host.answer(agent, "other", "other").await;
+        let line = "may not use the model other; add \"other\" to `models` under [grants] in agent.toml";
+        assert!(denied.contains(line), "{agent}: {denied}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_only_the_agent_asks_for_is_denied_with_the_operators_line() {
+    let host = two_models(allowing(None)).await;
+    let asking = "[grants]\nmodels = [\"other\"]";
+    deploy_all(&host, asking).await;
+    host.deploy("own", "model = \"other\"", opener("inference")).await.expect("valid");
+    for agent in WAYS.into_iter().chain(["own"]) {
+        let denied = host.answer(agent, "s", "other").await;
+        let line = "add \"other\" to `models` under [grants] in skep.toml";
+        assert!(denied.contains(line), "{agent}: {denied}");
+    }
+    let host = host.restart_with(allowing(Some(&["other"]))).await;
+    for agent in WAYS.into_iter().chain(["own"]) {
+        assert_eq!(host.answer(agent, "s", "other").await, "ok", "{agent}");
+    }
+    let denied = host.answer("opens", "default", "tiny").await;
+    assert!(denied.contains("add \"tiny\" to `models` under [grants] in skep.toml"), "{denied}");
+}
+
+#[tokio::test]
+async fn a_conversation_with_a_model_that_is_granted_no_more_is_not_opened_again() {
+    let host = two_models(allowing(Some(&["*"]))).await;
+    host.deploy("opens", "[grants]\nmodels = [\"*\"]", opener("inference")).await.expect("valid");
+    assert_eq!(host.answer("opens", "s", "other").await, "ok");
+    let host = host.restart_with(allowing(None)).await;
+    // The conversation is there, so its own model counts.
+    let denied = host.answer("opens", "s", "tiny").await;
+    assert!(denied.contains("may not use the model other"), "{denied}");
+}

@@ -1,0 +1,81 @@
+//! Tokens of a day, of agents and of tenants: refused when they are used up, across restarts, until midnight.
+
+use super::{
+    durability::{detached, talker},
+    fixture::{Host, invocation},
+    inference::{chatter, relayer},
+};
+use crate::{Clock, Limits, RunEvent, RuntimeError, RuntimeOptions, TokensUsedUp};
+
+const DAY_MS: u64 = 86_400_000;
+/// An hour before midnight.
+const START_MS: u64 = 20_000 * DAY_MS - 3_600_000;
+
+fn options(clock: &Clock) -> RuntimeOptions {
+    RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }
+}
+
+fn used_up<T>(result: Result<T, RuntimeError>) -> TokensUsedUp {
+    match result.err().expect("the day's tokens are used up") {
+        RuntimeError::TokensUsedUp(used_up) => used_up,
+        other => panic!("it fails for another reason: {other}"),
+    }
+}
+
+#[tokio::test]
+async fn an_agents_day_ends_in_the_middle_of_a_turn_and_begins_anew_at_midnight() {
+    let clock = Clock::at(START_MS);
+    let host = Host::with(options(&clock)).await;
+    host.deploy("relay", "[limits]\ntokens_per_day = 12", relayer()).await.expect("valid");
+    host.deploy("chat", "", chatter()).await.expect("valid");
+    let in_the_turn = used_up(host.ask("relay", "s", "hi").await);
+    assert_eq!(in_the_turn.retry_after_ms, 3_600_000);
+
+    // What a turn that failed generated counts all the same, and is not forgotten.
+    let host = host.restart_with(options(&clock)).await;
+    let before_the_turn = used_up(host.invoke("relay", "s", "hi").await);
+    assert!(before_the_turn.to_string().contains("`tokens_per_day` under [limits] in agent.toml"));
+    used_up(host.agents.invoke(detached("relay", "hi")).await);
+    host.ask("chat", "s", "hi").await.expect("another agent has its own");
+
+    clock.advance(3_600_000);
+    used_up(host.invoke("relay", "s", "hi").await.expect("a new day").outcome().await);
+    let host = host.restart_with(options(&clock)).await;
+    used_up(host.invoke("relay", "s", "hi").await);
+}
+
+#[tokio::test]
+async fn a_tenants_day_is_over_all_agents_and_apart_from_other_tenants() {
+    let clock = Clock::at(START_MS);
+    let with = |tenants: &[(&str, u32)]| RuntimeOptions {
+        tenant_tokens_per_day: tenants.iter().map(|(name, tokens)| ((*name).into(), *tokens)).collect(),
+        ..options(&clock)
+    };
+    let host = Host::with(with(&[("local", 8), ("default", 1_000)])).await;
+    for name in ["one", "two"] {
+        host.deploy(name, "", relayer()).await.expect("valid");
+    }
+    used_up(host.ask("one", "s", "hi").await);
+    let host = host.restart_with(with(&[("local", 8), ("default", 1_000)])).await;
+    let refused = used_up(host.invoke("two", "s", "hi").await).to_string();
+    assert!(refused.contains("`tokens_per_day` under [tenants.local] in skep.toml"), "{refused}");
+    let of_acme = crate::Invocation { principal: "acme".into(), ..invocation("two", "acme/s", "hi") };
+    host.agents.invoke(of_acme).await.expect("its own budget");
+    let host = host.restart_with(with(&[])).await;
+    host.invoke("two", "other", "hi").await.expect("an operator who sets none");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_a_restart_cut_off_ends_though_the_day_was_used_up_meanwhile() {
+    let clock = Clock::at(START_MS);
+    let host = Host::with(options(&clock)).await;
+    host.deploy("talk", "", talker()).await.expect("valid");
+    let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
+    let id = handle.turn_id().to_owned();
+    while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
+    let ceilings = Limits { tokens_per_day: 1, ..Limits::default() };
+    let host = host.restart_with(RuntimeOptions { ceilings, ..options(&clock) }).await;
+    let outcome = host.agents.follow("talk", "s", &id).await.expect("kept").outcome().await;
+    assert!(outcome.expect("it goes on").usage.completion_tokens > 1);
+    used_up(host.invoke("talk", "s", "hello").await);
+}

@@ -1,0 +1,328 @@
+//! How many tokens the models produce for an agent, and for a tenant, on one day of UTC.
+//!
+//! Invariant: what was used is what the store has; it is counted there with the end of the turn that used it. What open
+//! turns have used and may still use is held for them in memory, so that many at once do not go over a budget together.
+
+use crate::{Clock, RuntimeError, RuntimeOptions};
+use skep_store::{Store, TokenUse};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
+/// In the place of a tenant's name in skep.toml.
+const ALL_OTHERS: &str = "default";
+
+/// A budget is used up until the day ends.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}; the next day begins at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
+pub struct TokensUsedUp {
+    message: String,
+    pub retry_after_ms: u32,
+}
+
+/// Why nothing is promised.
+pub(crate) enum NoTokens {
+    UsedUp(TokensUsedUp),
+    /// What is left is promised to others, who may give it back.
+    Promised,
+}
+
+/// The budgets of a host. Clones are the same ones.
+#[derive(Clone)]
+pub(crate) struct TokenBudgets(Arc<Inner>);
+
+struct Inner {
+    clock: Clock,
+    of_tenants: BTreeMap<String, u32>,
+    today: Mutex<Today>,
+}
+
+struct Today {
+    /// Since 1970.
+    day: u32,
+    tallies: HashMap<Account, Tally>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Account {
+    Agent(String),
+    Tenant(String),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// By what has ended today.
+    used: u64,
+    held: Held,
+}
+
+/// By turns that are open, whatever day they began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    /// To generations that run.
+    promised: u64,
+    produced: u64,
+}
+
+/// What one turn has of the budgets of its agent and its tenant. Dropped, it gives back what is held for it.
+pub(crate) struct DayShare {
+    budgets: TokenBudgets,
+    agent: Option<String>,
+    tenant: String,
+    /// With the limit of each.
+    accounts: Vec<(Account, u64)>,
+    /// Locked only while the tallies are.
+    held: Mutex<Held>,
+}
+
+/// What a turn used: a row of its end, and then of the day.
+#[derive(Clone)]
+pub(crate) struct Spend {
+    share: Arc<DayShare>,
+    used: Option<TokenUse>,
+}
+
+impl Spend {
+    pub(crate) fn new(share: &Arc<DayShare>, tokens: u64) -> Self {
+        Spend { share: share.clone(), used: share.used(tokens) }
+    }
+
+    pub(crate) fn row(&self) -> Option<TokenUse> {
+        self.used.clone()
+    }
+
+    /// It was written.
+    pub(crate) fn counted(&self) {
+        if let Some(used) = &self.used {
+            self.share.counted(used);
+        }
+    }
+}
+
+impl TokenBudgets {
+    /// With what was used today.
+    pub(crate) async fn open(store: &Store, options: &RuntimeOptions) -> Result<Self, RuntimeError> {
+        let clock = options.clock.clone();
+        let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new() };
+        for used in store.token_use(today.day).await? {
+            today.count(&used);
+        }
+        let of_tenants = options.tenant_tokens_per_day.clone();
+        Ok(TokenBudgets(Arc::new(Inner { clock, of_tenants, today: Mutex::new(today) })))
+    }
+
+    /// For work of a tenant with an agent that may have so many tokens a day, or with a model itself.
+    pub(crate) fn share(&self, tenant: &str, agent: Option<(&str, u32)>) -> DayShare {
+        let mut accounts = Vec::with_capacity(2);
+        if let Some((name, limit)) = agent {
+            accounts.push((Account::Agent(name.to_owned()), u64::from(limit)));
+        }
+        let limit = self.0.of_tenants.get(tenant).or_else(|| self.0.of_tenants.get(ALL_OTHERS));
+        if let Some(limit) = limit {
+            accounts.push((Account::Tenant(tenant.to_owned()), u64::from(*limit)));
+        }
+        let (agent, tenant) = (agent.map(|(name, _)| name.to_owned()), tenant.to_owned());
+        DayShare { budgets: self.clone(), agent, tenant, accounts, held: Mutex::default() }
+    }
+
+    /// As it is now, whatever day it was when it was looked at last.
+    fn today(&self) -> MutexGuard<'_, Today> {
+        let day = day_of(self.0.clock.now_ms());
+        let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
+        if today.day != day {
+            today.day = day;
+            today.tallies.retain(|_, tally| {
+                tally.used = 0;
+                tally.held != Held::default()
+            });
+        }
+        today
+    }
+}
+
+impl Today {
+    fn tally(&self, account: &Account) -> Tally {
+        self.tallies.get(account).copied().unwrap_or_default()
+    }
+
+    fn count(&mut self, used: &TokenUse) {
+        let agent = used.agent.clone().map(Account::Agent);
+        for account in agent.into_iter().chain([Account::Tenant(used.tenant.clone())]) {
+            self.tallies.entry(account).or_default().used += used.tokens;
+        }
+    }
+}
+
+impl DayShare {
+    /// That there is something left of the day.
+    pub(crate) fn check(&self) -> Result<(), TokensUsedUp> {
+        let today = self.budgets.today();
+        let is_used_up = |tally: Tally, limit| tally.used + tally.held.produced >= limit;
+        match self.accounts.iter().find(|(account, limit)| is_used_up(today.tally(account), *limit)) {
+            Some((account, limit)) => Err(self.used_up(account, *limit)),
+            None => Ok(()),
+        }
+    }
+
+    /// Promises at most `asked` tokens, and at least one.
+    pub(crate) fn promise(&self, asked: u32) -> Result<u32, NoTokens> {
+        self.check().map_err(NoTokens::UsedUp)?;
+        let mut today = self.budgets.today();
+        let room = self.accounts.iter().map(|(account, limit)| {
+            let Tally { used, held } = today.tally(account);
+            limit.saturating_sub(used + held.promised + held.produced)
+        });
+        let tokens = room.min().unwrap_or(u64::MAX).min(asked.into());
+        if tokens == 0 && asked > 0 {
+            return Err(NoTokens::Promised);
+        }
+        self.hold(&mut today, |held| held.promised += tokens);
+        Ok(tokens as u32)
+    }
+
+    /// Promises what was promised before a restart, when there was room for it.
+    pub(crate) fn promise_again(&self, tokens: u32) {
+        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(tokens));
+    }
+
+    /// A generation to which so many tokens were promised has produced these.
+    pub(crate) fn settle(&self, promised: u32, produced: u32) {
+        self.hold(&mut self.budgets.today(), |held| {
+            held.promised -= u64::from(promised);
+            held.produced += u64::from(produced);
+        });
+    }
+
+    /// What is to be written of so many tokens.
+    pub(crate) fn used(&self, tokens: u64) -> Option<TokenUse> {
+        let day = self.budgets.today().day;
+        let (tenant, agent) = (self.tenant.clone(), self.agent.clone());
+        (tokens > 0).then_some(TokenUse { day, tenant, agent, tokens })
+    }
+
+    /// It was written.
+    pub(crate) fn counted(&self, used: &TokenUse) {
+        let mut today = self.budgets.today();
+        let produced = std::mem::take(&mut self.held().produced);
+        self.change(&mut today, |held| held.produced -= produced);
+        if today.day == used.day {
+            today.count(used);
+        }
+    }
+
+    /// Changes what is held for this turn.
+    fn hold(&self, today: &mut Today, change: impl Fn(&mut Held)) {
+        change(&mut self.held());
+        self.change(today, change);
+    }
+
+    fn change(&self, today: &mut Today, change: impl Fn(&mut Held)) {
+        for (account, _) in &self.accounts {
+            change(&mut today.tallies.entry(account.clone()).or_default().held);
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used_up(&self, account: &Account, limit: u64) -> TokensUsedUp {
+        let message = match account {
+            Account::Agent(name) => format!(
+                "agent {name:?} has used its {limit} tokens of today; `tokens_per_day` under [limits] in agent.toml asks for \
+                 more, in skep.toml it is the operator's ceiling"
+            ),
+            Account::Tenant(name) => format!(
+                "tenant {name:?} has used its {limit} tokens of today; `tokens_per_day` under [tenants.{name}] in skep.toml \
+                 allows more"
+            ),
+        };
+        let left_ms = DAY_MS - self.budgets.0.clock.now_ms() % DAY_MS;
+        TokensUsedUp { message, retry_after_ms: left_ms as u32 }
+    }
+}
+
+impl Drop for DayShare {
+    fn drop(&mut self) {
+        let Held { promised, produced } = *self.held();
+        if promised + produced == 0 {
+            return;
+        }
+        self.change(&mut self.budgets.today(), |held| {
+            held.promised -= promised;
+            held.produced -= produced;
+        });
+    }
+}
+
+fn day_of(ms: u64) -> u32 {
+    u32::try_from(ms / DAY_MS).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn budgets(store: &Store, clock: &Clock) -> TokenBudgets {
+        let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), (ALL_OTHERS.to_owned(), 50)]);
+        let options =
+            RuntimeOptions { clock: clock.clone(), tenant_tokens_per_day, ..RuntimeOptions::default() };
+        TokenBudgets::open(store, &options).await.expect("readable")
+    }
+
+    async fn spend(store: &Store, share: &DayShare, tokens: u64) {
+        let used = share.used(tokens).expect("some");
+        store.count_tokens(used.clone()).await.expect("written");
+        share.counted(&used);
+    }
+
+    #[tokio::test]
+    async fn what_is_promised_to_others_is_not_promised_twice_and_comes_back() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0)).await;
+        let (one, two) = (budgets.share("acme", Some(("a", 10))), budgets.share("acme", Some(("a", 10))));
+        assert!(matches!(one.promise(7), Ok(7)));
+        assert!(matches!(two.promise(7), Ok(3)), "what is left");
+        assert!(matches!(two.promise(1), Err(NoTokens::Promised)));
+        one.settle(7, 5);
+        assert!(matches!(two.promise(7), Ok(2)));
+        two.settle(5, 5);
+        assert!(matches!(two.promise(7), Err(NoTokens::UsedUp(_))), "nobody gives anything back");
+        drop(one);
+        assert!(matches!(two.promise(7), Ok(5)), "the other did not end: it goes on later");
+    }
+
+    #[tokio::test]
+    async fn a_day_is_used_up_across_restarts_and_until_midnight() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let clock = Clock::at(3 * DAY_MS + 1_000);
+        let share = budgets(&store, &clock).await.share("acme", Some(("a", 10)));
+        spend(&store, &share, 10).await;
+        let again = budgets(&store, &clock).await;
+        let error = again.share("other", Some(("a", 10))).check().expect_err("used by all tenants together");
+        assert_eq!(u64::from(error.retry_after_ms), DAY_MS - 1_000);
+        assert!(error.to_string().contains("`tokens_per_day` under [limits] in agent.toml"), "{error}");
+        again.share("acme", Some(("b", 10))).check().expect("another agent has its own");
+        let share = again.share("acme", Some(("a", 10)));
+        clock.advance(DAY_MS);
+        assert!(matches!(share.promise(20), Ok(10)), "a new day");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_its_own_budget_or_that_of_all_others_with_whatever_agent() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0)).await;
+        for (tenant, limit, line) in
+            [("acme", 100, "[tenants.acme] in skep.toml"), ("local", 50, "[tenants.local] in skep.toml")]
+        {
+            spend(&store, &budgets.share(tenant, Some(("a", 1_000))), limit - 1).await;
+            let itself = budgets.share(tenant, None);
+            assert!(matches!(itself.promise(9), Ok(1)), "{tenant}");
+            spend(&store, &itself, 1).await;
+            let error = budgets.share(tenant, Some(("b", 1_000))).check().expect_err(tenant).to_string();
+            assert!(error.contains(line), "{error}");
+        }
+    }
+}

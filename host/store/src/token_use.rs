@@ -1,0 +1,90 @@
+//! Tokens that models produced, by the day: what budgets of a day are counted by, across restarts.
+
+use crate::{
+    Store, StoreError,
+    writer::{Write, Written},
+};
+use sqlx::{Row, SqliteConnection, query};
+
+/// Days that are kept beside today.
+const DAYS_KEPT: u32 = 31;
+
+/// Tokens of one tenant on one day.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenUse {
+    /// In days of UTC since 1970.
+    pub day: u32,
+    pub tenant: String,
+    /// `None`: the tenant asked a model itself.
+    pub agent: Option<String>,
+    pub tokens: u64,
+}
+
+impl Store {
+    /// What was counted on a day.
+    pub async fn token_use(&self, day: u32) -> Result<Vec<TokenUse>, StoreError> {
+        let rows = query("SELECT tenant, agent, tokens FROM token_use WHERE day = ?")
+            .bind(day)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read the tokens of a day"))?;
+        let of_row = |row: &sqlx::sqlite::SqliteRow| TokenUse {
+            day,
+            tenant: row.get(0),
+            agent: Some(row.get(1)).filter(|agent: &String| !agent.is_empty()),
+            tokens: row.get::<i64, _>(2) as u64,
+        };
+        Ok(rows.iter().map(of_row).collect())
+    }
+
+    /// Counts tokens that no turn commits.
+    pub async fn count_tokens(&self, used: TokenUse) -> Result<(), StoreError> {
+        match self.group.write(Write::CountTokens(used)).await? {
+            Written::Done | Written::Accepted(_) => Ok(()),
+        }
+    }
+}
+
+/// Adds to what the day has.
+pub(crate) async fn add(connection: &mut SqliteConnection, used: &TokenUse) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("counted tokens");
+    let TokenUse { day, tenant, agent, tokens } = used;
+    query(
+        "INSERT INTO token_use (day, tenant, agent, tokens) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = tokens + ?4",
+    )
+    .bind(day)
+    .bind(tenant)
+    .bind(agent.as_deref().unwrap_or_default())
+    .bind(*tokens as i64)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    query("DELETE FROM token_use WHERE day < ?")
+        .bind(day.saturating_sub(DAYS_KEPT))
+        .execute(connection)
+        .await
+        .map_err(failed())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(day: u32, agent: Option<&str>, tokens: u64) -> TokenUse {
+        TokenUse { day, tenant: "acme".into(), agent: agent.map(Into::into), tokens }
+    }
+
+    #[tokio::test]
+    async fn tokens_of_a_day_add_up_and_old_days_go() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        for (day, agent, tokens) in [(7, Some("a"), 3), (7, Some("a"), 4), (7, None, 5), (8, Some("a"), 6)] {
+            store.count_tokens(used(day, agent, tokens)).await.expect("written");
+        }
+        assert_eq!(store.token_use(7).await.expect("read"), [used(7, None, 5), used(7, Some("a"), 7)]);
+        store.count_tokens(used(7 + DAYS_KEPT + 1, None, 1)).await.expect("written");
+        assert_eq!(store.token_use(7).await.expect("read"), []);
+        assert_eq!(store.token_use(8).await.expect("read"), [used(8, Some("a"), 6)]);
+    }
+}
