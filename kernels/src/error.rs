@@ -1,6 +1,8 @@
 //! What an operation can refuse.
 
 use crate::DType;
+use crate::cuda::architecture::Architecture;
+use crate::cuda::nvrtc::NvrtcVersion;
 
 /// A shape, size or format that an operation cannot work on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +23,21 @@ pub enum KernelError {
     OutOfMemory { bytes: usize },
     #[error("a thread cannot be kept on CPU {cpu}: {reason}; leave threads unpinned")]
     Pinning { cpu: usize, reason: String },
+    #[error(
+        "NVRTC, which compiles the CUDA kernels, was not found (tried {tried}); install the CUDA toolkit, or the Python package \
+         nvidia-cuda-nvrtc with its `lib` folder in LD_LIBRARY_PATH"
+    )]
+    NoNvrtc { tried: String },
+    #[error("{library} lacks the function {symbol}; install NVRTC {oldest} or newer")]
+    NvrtcFunction { library: String, symbol: &'static str, oldest: &'static str },
+    #[error("NVRTC {version} does not compile for {architecture}; install NVRTC {oldest} or newer")]
+    OldNvrtc { version: NvrtcVersion, architecture: Architecture, oldest: &'static str },
+    #[error("NVRTC: {call} failed: {reason}")]
+    Nvrtc { call: &'static str, reason: String },
+    #[error("{source_name} does not compile for {architecture}:\n{log}")]
+    Compilation { source_name: &'static str, architecture: Architecture, log: String },
+    #[error("no kernels for a device of compute capability {major}.{minor}: they are made for {made_for}")]
+    Architecture { major: u32, minor: u32, made_for: &'static str },
     #[error("could not start a worker thread: {reason}")]
     Thread { reason: String },
 }

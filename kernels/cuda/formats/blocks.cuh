@@ -2,7 +2,7 @@
 // floats. Layouts are those of GGUF, of packed 4-bit integers in groups of 32, and of FP8.
 #pragma once
 
-#include "../device.cuh"
+#include "device.cuh"
 
 // Blocks lie at any even address.
 SKEP_DEVICE uint32_t u16_at(const uint8_t* at) {

@@ -2,7 +2,7 @@
 // same functions exchange what the lanes hold.
 #pragma once
 
-#include "../device.cuh"
+#include "device.cuh"
 
 // d += a · b for a 16×16 and an 16×8 tile. A lane holds, with row = lane / 4 and pair = 2 · (lane % 4):
 //   a: (row, pair), (row + 8, pair), (row, pair + 8), (row + 8, pair + 8), two columns a word

@@ -2,7 +2,14 @@
 //!
 //! One file an operation, of the same name as its `.cu`: the struct that the kernel takes, and a function that checks shapes
 //! and gives the launch. Tests run the kernels on the processor, in several orders of their threads, against a plain
-//! reference in higher precision.
+//! reference in higher precision. `compile` makes modules of the sources for a device's architecture.
+
+pub mod architecture;
+pub mod compile;
+mod cubin_cache;
+pub mod nvrtc;
+pub mod source;
+pub mod usage;
 
 pub mod attention_decode;
 pub mod attention_prefill;
@@ -12,6 +19,8 @@ pub mod qkv;
 pub mod rms_norm;
 pub mod swiglu;
 
+#[cfg(test)]
+mod compile_tests;
 #[cfg(test)]
 mod host;
 

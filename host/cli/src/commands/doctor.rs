@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
+use skep_kernels::cuda::{architecture::Architecture, nvrtc::Nvrtc};
 
 use super::out;
 use crate::guest_build;
@@ -55,6 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
         toolchain(),
         default_model(),
         accelerator(),
+        kernel_compiler(),
     ];
     let missing = checks.iter().filter(|check| check.state == State::Missing).count();
     if args.json {
@@ -213,7 +215,12 @@ fn accelerator() -> Check {
                 .iter()
                 .map(|device| {
                     let (major, minor) = device.compute_capability;
-                    format!("{} ({} GiB, compute {major}.{minor})", device.name, device.memory_bytes >> 30)
+                    let kernels = match Architecture::of_device(major, minor) {
+                        Ok(architecture) => format!("kernels for {architecture}"),
+                        Err(error) => error.to_string(),
+                    };
+                    let gib = device.memory_bytes >> 30;
+                    format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name)
                 })
                 .collect();
             ok("GPU", names.join(", "))
@@ -221,6 +228,19 @@ fn accelerator() -> Check {
         Err(why) => {
             lacking("GPU", State::Note, format!("none: {why}"), "not needed; models run on the processor")
         }
+    }
+}
+
+/// NVRTC, which makes kernels for the GPU where there is one.
+fn kernel_compiler() -> Check {
+    match Nvrtc::open(None) {
+        Ok(nvrtc) => ok("CUDA compiler", format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
+        Err(why) => lacking(
+            "CUDA compiler",
+            State::Note,
+            why.to_string(),
+            "not needed without a GPU; models run on the processor",
+        ),
     }
 }
 

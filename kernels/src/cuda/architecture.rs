@@ -1,0 +1,113 @@
+//! The architectures that kernels are compiled for, and which of them a device runs.
+//!
+//! A device runs what was made for its own major version and a minor one that is not above its own; `sm_90a` runs on 9.0
+//! alone, and so has what only that device has.
+
+use std::fmt;
+
+use crate::KernelError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Architecture {
+    Sm80,
+    Sm86,
+    Sm89,
+    Sm90a,
+    Sm100,
+    Sm120,
+}
+
+impl Architecture {
+    pub const ALL: [Architecture; 6] = [
+        Architecture::Sm80,
+        Architecture::Sm86,
+        Architecture::Sm89,
+        Architecture::Sm90a,
+        Architecture::Sm100,
+        Architecture::Sm120,
+    ];
+
+    /// The newest that a device runs.
+    pub fn of_device(major: u32, minor: u32) -> Result<Self, KernelError> {
+        match (major, minor) {
+            (8, 0..=5) => Ok(Architecture::Sm80),
+            (8, 6..=8) => Ok(Architecture::Sm86),
+            (8, _) => Ok(Architecture::Sm89),
+            (9, 0) => Ok(Architecture::Sm90a),
+            (10, _) => Ok(Architecture::Sm100),
+            (12, _) => Ok(Architecture::Sm120),
+            _ => {
+                let made_for = "8.0 to 9.0 (A100, L4, H100), 10.x (B200) and 12.x (RTX 50)";
+                Err(KernelError::Architecture { major, minor, made_for })
+            }
+        }
+    }
+
+    /// As NVRTC names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Sm80 => "sm_80",
+            Architecture::Sm86 => "sm_86",
+            Architecture::Sm89 => "sm_89",
+            Architecture::Sm90a => "sm_90a",
+            Architecture::Sm100 => "sm_100",
+            Architecture::Sm120 => "sm_120",
+        }
+    }
+
+    /// As NVRTC numbers it.
+    pub(super) fn number(self) -> i32 {
+        match self {
+            Architecture::Sm80 => 80,
+            Architecture::Sm86 => 86,
+            Architecture::Sm89 => 89,
+            Architecture::Sm90a => 90,
+            Architecture::Sm100 => 100,
+            Architecture::Sm120 => 120,
+        }
+    }
+
+    /// The first NVRTC that compiles for it.
+    pub(super) fn oldest_nvrtc(self) -> &'static str {
+        match self {
+            Architecture::Sm80 | Architecture::Sm86 | Architecture::Sm89 | Architecture::Sm90a => "12.0",
+            Architecture::Sm100 | Architecture::Sm120 => "12.8",
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_runs_the_newest_that_is_not_newer_than_itself() {
+        use Architecture::*;
+        let cases = [
+            ((8, 0), Sm80),
+            ((8, 6), Sm86),
+            ((8, 7), Sm86),
+            ((8, 9), Sm89),
+            ((9, 0), Sm90a),
+            ((10, 3), Sm100),
+            ((12, 1), Sm120),
+        ];
+        for ((major, minor), expected) in cases {
+            assert_eq!(Architecture::of_device(major, minor), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn a_device_that_no_kernel_is_for_is_told_what_they_are_for() {
+        for (major, minor) in [(7, 5), (9, 1), (11, 0), (13, 0)] {
+            let error = Architecture::of_device(major, minor).expect_err("unsupported").to_string();
+            assert!(error.contains(&format!("{major}.{minor}")) && error.contains("8.0 to 9.0"), "{error}");
+        }
+    }
+}

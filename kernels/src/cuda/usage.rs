@@ -1,0 +1,66 @@
+//! What a kernel takes of a multiprocessor, as the assembler reports it.
+
+/// Of one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub kernel: String,
+    /// Of a thread.
+    pub registers: u32,
+    /// That a thread writes to memory because it has no register left.
+    pub spilled_bytes: u32,
+    /// Of a block, known when it was compiled.
+    pub shared_bytes: u32,
+}
+
+/// Reads a log of `--ptxas-options=-v`.
+pub(super) fn of_log(log: &str) -> Vec<Usage> {
+    let mut usages: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            usages.push(Usage { kernel, registers: 0, spilled_bytes: 0, shared_bytes: 0 });
+        }
+        let Some(usage) = usages.last_mut() else { continue };
+        if let Some(bytes) = number_before(line, " bytes spill stores") {
+            usage.spilled_bytes = bytes;
+        }
+        if let Some(registers) = number_before(line, " registers") {
+            usage.registers = registers;
+        }
+        if let Some(bytes) = number_before(line, " bytes smem") {
+            usage.shared_bytes = bytes;
+        }
+    }
+    usages
+}
+
+fn number_before(line: &str, what: &str) -> Option<u32> {
+    let before = &line[..line.find(what)?];
+    before.rsplit(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kernel_of_a_log_has_its_own_figures() {
+        let log = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a_bf16' for 'sm_80'
+ptxas info    : Function properties for a_bf16
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 47 registers, used 1 barriers, 128 bytes smem, 400 bytes cmem[0]
+ptxas info    : Compiling entry function 'b_f16' for 'sm_80'
+ptxas info    : Function properties for b_f16
+    16 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, 400 bytes cmem[0]";
+        let usage = |kernel: &str, registers, spilled_bytes, shared_bytes| Usage {
+            kernel: kernel.to_owned(),
+            registers,
+            spilled_bytes,
+            shared_bytes,
+        };
+        assert_eq!(of_log(log), [usage("a_bf16", 47, 0, 128), usage("b_f16", 255, 12, 0)]);
+    }
+}
