@@ -161,6 +161,11 @@ inline float rsqrtf(float x) {
     return 1.0f / std::sqrt(x);
 }
 
+// The upper half of the product.
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
 inline uint32_t __popc(uint32_t bits) {
     return static_cast<uint32_t>(__builtin_popcount(bits));
 }

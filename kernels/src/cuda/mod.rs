@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod gemv;
 pub mod qkv;
 pub mod rms_norm;
+pub mod sample;
 pub mod swiglu;
 
 #[cfg(test)]

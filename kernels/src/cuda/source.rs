@@ -23,11 +23,16 @@ pub const SOURCES: &[Source] = sources![
     "attention_prefill.cu",
     "swiglu.cu",
     "gemv.cu",
+    "sample.cu",
 ];
 
 /// What they include, by these names.
-pub(super) const HEADERS: &[Source] =
-    sources!["device.cuh", "numbers.cuh", "formats/blocks.cuh", "ptx/mma.cuh"];
+pub(super) const HEADERS: &[Source] = sources![
+    "device.cuh",
+    "numbers.cuh",
+    "formats/blocks.cuh",
+    "ptx/mma.cuh",
+];
 
 #[cfg(test)]
 mod tests {

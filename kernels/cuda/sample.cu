@@ -1,0 +1,372 @@
+// From logits to tokens: penalties, bias, mask, truncation and a draw, one block a row.
+//
+//   1. logits without NaN and infinity, penalised and biased, go to `adjusted`; what may not be chosen is -infinity
+//   2. the highest: it is the answer of a greedy row
+//   3. a weight is exp((logit - highest) / temperature), kept as a whole number of 2^-40: sums are exact, so that a draw does
+//      not depend on the order in which threads add
+//   4. top-k and top-p each find the least logit that they keep, eight bits of it at a time; of equal ones the first tokens
+//   5. what is kept is added up in the order of the tokens until the sum is above uniform(seed, step) · total
+//
+// Reads the logits once and `adjusted` 3 times, with top-k and top-p 4 times more each; it fits the second-level cache.
+#include "device.cuh"
+
+constexpr uint32_t NO_TOKEN = 0xffffffffu;
+constexpr uint32_t NO_MASK = 0xffffffffu;
+
+// What a row's history, its bias and its bans say about one token. A token occurs once in a row's list.
+struct Adjustment {
+    uint32_t token;
+    uint32_t occurrences; // in the output
+    float bias;
+    uint32_t kind;        // of AdjustmentKind
+};
+
+enum AdjustmentKind : uint32_t { SEEN = 1, BANNED = 2 };
+
+struct SampleRow {
+    uint64_t seed;
+    uint64_t step;
+    uint32_t logits;           // which row of them
+    uint32_t mask;             // which row of the masks, or NO_MASK
+    uint32_t first_adjustment;
+    uint32_t last_adjustment;  // exclusive
+    uint32_t pending;          // index into `drawn` of a token of the output that the list does not count yet, or NO_TOKEN
+    uint32_t top_k;            // 0: off
+    float top_p;               // 1: off
+    float min_p;               // 0: off
+    float temperature;         // 0: greedy
+    float frequency_penalty;
+    float presence_penalty;
+    float repetition_penalty;  // 1: off
+};
+
+struct SampleParams {
+    const void* logits;            // [.., vocabulary]
+    const SampleRow* rows;         // [rows]
+    const Adjustment* adjustments;
+    const uint32_t* masks;         // [.., mask_words]: bit t % 32 of word t / 32 allows token t
+    const uint32_t* drawn;         // tokens of the step before
+    float* adjusted;               // [rows, vocabulary]
+    uint32_t* tokens;              // [rows]; NO_TOKEN: nothing may be chosen
+    uint32_t vocabulary;
+    uint32_t mask_words;
+};
+
+constexpr int SAMPLE_WARPS = 16;
+constexpr int SAMPLE_THREADS = SAMPLE_WARPS * WARP;
+constexpr float MOST = 3.402823466e38f;
+constexpr float UNIT = 1099511627776.0f; // 2^40
+
+// As large as the float, for floats that are not NaN.
+SKEP_DEVICE uint32_t ordered(float value) {
+    const uint32_t bits = float_bits(value);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The other way round.
+SKEP_DEVICE float from_ordered(uint32_t key) {
+    return bits_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+// Two rounds of SplitMix64's finaliser; 53 bits are uniform.
+SKEP_DEVICE uint64_t mixed(uint64_t z) {
+    z += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+struct Best {
+    float logit;
+    uint32_t token;
+};
+
+// The higher one; of equals the first.
+SKEP_DEVICE Best better(Best a, Best b) {
+    return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
+}
+
+SKEP_DEVICE uint64_t lanes_total(uint64_t value) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    return value;
+}
+
+// Of the lanes up to this one.
+SKEP_DEVICE uint64_t lanes_so_far(uint64_t value) {
+    for (int distance = 1; distance < WARP; distance *= 2) {
+        const uint64_t other = __shfl_up_sync(ALL_LANES, value, distance);
+        value += static_cast<int>(threadIdx.x % WARP) >= distance ? other : 0;
+    }
+    return value;
+}
+
+// What is kept: logits above `least`, and of those that are equal to it the first `ties` tokens.
+struct Cut {
+    uint32_t least;
+    uint32_t ties;
+};
+
+struct SampleShared {
+    uint64_t bins[256];
+    uint64_t of_warps[SAMPLE_WARPS];
+    Best best[SAMPLE_WARPS];
+    uint64_t goal;
+    uint32_t bin;
+    uint32_t pending_is_listed;
+};
+
+SKEP_DEVICE float penalised(const SampleRow& row, float logit, bool seen, uint32_t occurrences) {
+    if (seen && row.repetition_penalty != 1.0f) {
+        logit = logit > 0.0f ? logit / row.repetition_penalty : logit * row.repetition_penalty;
+    }
+    if (occurrences > 0) {
+        logit -= static_cast<float>(occurrences) * row.frequency_penalty + row.presence_penalty;
+    }
+    return logit;
+}
+
+template <typename T>
+SKEP_DEVICE void adjust(const SampleParams& p, const SampleRow& row, float* adjusted, SampleShared& shared) {
+    const T* logits = static_cast<const T*>(p.logits) + static_cast<uint64_t>(row.logits) * p.vocabulary;
+    const uint32_t* mask =
+        row.mask == NO_MASK ? nullptr : p.masks + static_cast<uint64_t>(row.mask) * p.mask_words;
+    const uint32_t pending = row.pending == NO_TOKEN ? NO_TOKEN : p.drawn[row.pending];
+    if (threadIdx.x == 0) {
+        shared.pending_is_listed = 0;
+    }
+    for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
+        const float logit = to_float(logits[token]);
+        const bool allowed =
+            mask == nullptr || (token / 32 < p.mask_words && (mask[token / 32] >> token % 32 & 1) != 0);
+        adjusted[token] = !allowed || logit != logit ? -INFINITY : fminf(logit, MOST);
+    }
+    __syncthreads();
+    for (uint32_t i = row.first_adjustment + threadIdx.x; i < row.last_adjustment; i += blockDim.x) {
+        const Adjustment of = p.adjustments[i];
+        if (of.token >= p.vocabulary) {
+            continue;
+        }
+        const bool is_pending = of.token == pending;
+        if (is_pending) {
+            shared.pending_is_listed = 1;
+        }
+        const bool seen = (of.kind & SEEN) != 0 || is_pending;
+        float logit = penalised(row, adjusted[of.token], seen, of.occurrences + (is_pending ? 1 : 0));
+        logit = fminf(logit + of.bias, MOST);
+        adjusted[of.token] = (of.kind & BANNED) != 0 ? -INFINITY : logit;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && pending < p.vocabulary && shared.pending_is_listed == 0) {
+        adjusted[pending] = fminf(penalised(row, adjusted[pending], true, 1), MOST);
+    }
+    __syncthreads();
+}
+
+SKEP_DEVICE Best highest(const SampleParams& p, const float* adjusted, SampleShared& shared) {
+    Best best = {-INFINITY, NO_TOKEN};
+    for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
+        const Best other = {adjusted[token], token};
+        best = other.logit > -INFINITY ? better(best, other) : best;
+    }
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        const Best other = {__shfl_xor_sync(ALL_LANES, best.logit, distance),
+                            __shfl_xor_sync(ALL_LANES, best.token, distance)};
+        best = better(best, other);
+    }
+    if (threadIdx.x % WARP == 0) {
+        shared.best[threadIdx.x / WARP] = best;
+    }
+    __syncthreads();
+    best = shared.best[0];
+    for (int warp = 1; warp < SAMPLE_WARPS; ++warp) {
+        best = better(best, shared.best[warp]);
+    }
+    return best;
+}
+
+struct Weigher {
+    float highest;
+    float temperature;
+
+    SKEP_DEVICE float of(float logit) const {
+        return expf((logit - highest) / temperature);
+    }
+
+    // In units of 2^-40.
+    SKEP_DEVICE uint64_t units(float logit) const {
+        return static_cast<uint64_t>(of(logit) * UNIT);
+    }
+};
+
+constexpr uint32_t NO_BIN = 256;
+
+// The bin in which the sum from the highest bin down reaches the goal, and what of the goal is left there, in `shared`. One
+// warp.
+SKEP_DEVICE void find_bin(SampleShared& shared, uint64_t goal) {
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t top = 255 - 8 * lane;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < 8; ++i) {
+        sum += shared.bins[top - i];
+    }
+    const uint64_t so_far = lanes_so_far(sum);
+    const bool reaches = so_far >= goal && so_far - sum < goal;
+    if (__ballot_sync(ALL_LANES, reaches) == 0 && lane == 0) {
+        shared.bin = NO_BIN;
+    }
+    if (reaches) {
+        uint32_t bin = top;
+        goal -= so_far - sum;
+        while (shared.bins[bin] < goal) {
+            goal -= shared.bins[bin];
+            --bin;
+        }
+        shared.bin = bin;
+        shared.goal = goal;
+    }
+}
+
+// Keeps of what `before` keeps the highest logits until the sum of their measures reaches the goal, which is not 0; all of them
+// if it never does.
+template <typename Measure>
+SKEP_DEVICE Cut cut_at(const SampleParams& p, const float* adjusted, Cut before, uint64_t goal, SampleShared& shared,
+                       Measure measure) {
+    uint32_t prefix = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        // Of the bits above, those that are known.
+        const uint32_t known = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
+        for (uint32_t bin = threadIdx.x; bin < 256; bin += blockDim.x) {
+            const bool divided = (before.least & known) == prefix && (before.least >> shift & 0xff) == bin;
+            shared.bins[bin] = divided && before.ties > 0 ? before.ties * measure(from_ordered(before.least)) : 0;
+        }
+        __syncthreads();
+        for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
+            const uint32_t key = ordered(adjusted[token]);
+            if ((key & known) == prefix && key > before.least) {
+                atomicAdd(&shared.bins[key >> shift & 0xff], measure(adjusted[token]));
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            find_bin(shared, goal);
+        }
+        __syncthreads();
+        if (shared.bin == NO_BIN) {
+            return before;
+        }
+        prefix |= shared.bin << shift;
+        goal = shared.goal;
+    }
+    const uint64_t each = measure(from_ordered(prefix));
+    return Cut{prefix, static_cast<uint32_t>(div_up(goal, each))};
+}
+
+// Of each warp, what those before it have together. All threads; `total` gets what all have.
+SKEP_DEVICE uint64_t warps_before(SampleShared& shared, uint64_t of_lane, uint64_t& total) {
+    const uint64_t of_warp = lanes_total(of_lane);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) {
+        shared.of_warps[threadIdx.x / WARP] = of_warp;
+    }
+    __syncthreads();
+    uint64_t before = 0;
+    total = 0;
+    for (uint32_t warp = 0; warp < SAMPLE_WARPS; ++warp) {
+        before += warp < threadIdx.x / WARP ? shared.of_warps[warp] : 0;
+        total += shared.of_warps[warp];
+    }
+    return before;
+}
+
+// Draws among what the cut keeps and `min_p` allows. Each warp has a range of tokens, and the ranges are in order.
+SKEP_DEVICE void draw(const SampleParams& p, const SampleRow& row, const float* adjusted, Cut cut, Weigher weigher,
+                      SampleShared& shared) {
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t length = div_up(div_up(p.vocabulary, static_cast<uint32_t>(SAMPLE_WARPS)),
+                                   static_cast<uint32_t>(WARP)) * WARP;
+    const uint32_t first = threadIdx.x / WARP * length;
+    const uint32_t last = first + length < p.vocabulary ? first + length : p.vocabulary;
+    uint64_t equals = 0;
+    for (uint32_t token = first + lane; token < last; token += WARP) {
+        equals += ordered(adjusted[token]) == cut.least ? 1 : 0;
+    }
+    uint64_t total;
+    const uint64_t equals_before = warps_before(shared, equals, total);
+
+    // Of a token of this lane, what it weighs in the draw. All lanes ask at once, in the order of the tokens.
+    uint64_t equals_so_far = equals_before;
+    const auto weight = [&](uint32_t token) -> uint64_t {
+        const float logit = token < last ? adjusted[token] : -INFINITY;
+        const uint32_t key = ordered(logit);
+        const uint32_t equal = __ballot_sync(ALL_LANES, token < last && key == cut.least);
+        const uint64_t rank = equals_so_far + __popc(equal & ((1u << lane) - 1));
+        equals_so_far += __popc(equal);
+        const bool kept = key > cut.least || (key == cut.least && rank < cut.ties);
+        return kept && weigher.of(logit) >= row.min_p ? weigher.units(logit) : 0;
+    };
+    uint64_t sum = 0;
+    for (uint32_t begin = first; begin < last; begin += WARP) {
+        sum += weight(begin + lane);
+    }
+    uint64_t before = warps_before(shared, sum, total);
+    // floor(uniform · total), where 53 bits are uniform.
+    const uint64_t goal = __umul64hi(mixed(mixed(row.seed) ^ row.step) >> 11 << 11, total);
+    equals_so_far = equals_before;
+    if (goal < before || goal - before >= shared.of_warps[threadIdx.x / WARP]) {
+        return;
+    }
+    for (uint32_t begin = first; begin < last; begin += WARP) {
+        const uint64_t mine = weight(begin + lane);
+        const uint64_t so_far = before + lanes_so_far(mine);
+        if (so_far > goal && so_far - mine <= goal) {
+            p.tokens[blockIdx.x] = begin + lane;
+        }
+        before = __shfl_sync(ALL_LANES, so_far, WARP - 1);
+    }
+}
+
+// Grid: (rows). Block: SAMPLE_WARPS warps.
+template <typename T>
+SKEP_DEVICE void sample(const SampleParams& p) {
+    __shared__ SampleShared shared;
+    const SampleRow row = p.rows[blockIdx.x];
+    float* adjusted = p.adjusted + static_cast<uint64_t>(blockIdx.x) * p.vocabulary;
+    adjust<T>(p, row, adjusted, shared);
+    const Best best = highest(p, adjusted, shared);
+    if (best.token == NO_TOKEN || row.temperature == 0.0f || row.top_k == 1) {
+        if (threadIdx.x == 0) {
+            p.tokens[blockIdx.x] = best.token;
+        }
+        return;
+    }
+    const Weigher weigher = {best.logit, row.temperature};
+    Cut cut = {ordered(-INFINITY), 0};
+    if (row.top_k > 0) {
+        cut = cut_at(p, adjusted, cut, row.top_k, shared, [](float) -> uint64_t { return 1; });
+    }
+    if (row.top_p < 1.0f) {
+        uint64_t sum = 0;
+        for (uint32_t token = threadIdx.x; token < p.vocabulary; token += blockDim.x) {
+            sum += ordered(adjusted[token]) > cut.least ? weigher.units(adjusted[token]) : 0;
+        }
+        uint64_t total;
+        warps_before(shared, sum, total);
+        total += cut.ties > 0 ? cut.ties * weigher.units(from_ordered(cut.least)) : 0;
+        const uint64_t share = static_cast<uint64_t>(ceil(static_cast<double>(row.top_p) * static_cast<double>(total)));
+        const uint64_t goal = share < 1 ? 1 : share < total ? share : total;
+        cut = cut_at(p, adjusted, cut, goal, shared, [&](float logit) { return weigher.units(logit); });
+    }
+    draw(p, row, adjusted, cut, weigher, shared);
+}
+
+#define SAMPLE(T)                                                        \
+    SKEP_KERNEL_BOUNDED(sample_##T, SampleParams, SAMPLE_THREADS) {      \
+        sample<T>(p);                                                    \
+    }
+
+using f32 = float;
+SAMPLE(f32)
+SAMPLE(bf16)
+SAMPLE(f16)
