@@ -1,58 +1,15 @@
 // Products of few rows with quantised weights: y[row, output] = Σ x[row, i] · w[output, i].
 //
 // One warp an output; each lane takes every 32nd run of eight weights, turns them into floats once and multiplies them with
-// all rows. What is read is the weights: the floor. For more rows than MAX_ROWS tensor cores are faster.
+// all rows. What is read is the weights: the floor. For more rows than MAX_ROWS tensor cores are faster (`gemm.cu`).
 #include "device.cuh"
-#include "formats/blocks.cuh"
-
-struct GemvParams {
-    const void* x;        // [rows, inputs]
-    const void* weights;  // [outputs, inputs] in blocks; FP8 and 4-bit integers: without their scales
-    const void* scales;   // 4-bit integers: [outputs, inputs / 32] of bf16; FP8: [outputs / scale_rows, inputs / scale_columns]
-    void* y;              // [rows, outputs]
-    uint32_t rows;        // at most MAX_ROWS
-    uint32_t inputs;      // a multiple of a block, and of eight
-    uint32_t outputs;
-    uint32_t scale_rows;    // FP8: of a scale's block
-    uint32_t scale_columns;
-};
+#include "formats/weights.cuh"
 
 constexpr uint32_t MAX_ROWS = 8;
 
-// Eight weights of one output, as floats.
-template <typename Block>
-struct Blocks {
-    SKEP_DEVICE static void eight(const GemvParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
-        const uint64_t row = static_cast<uint64_t>(p.inputs / Block::VALUES) * Block::BYTES;
-        const uint8_t* block =
-            static_cast<const uint8_t*>(p.weights) + output * row + first / Block::VALUES * Block::BYTES;
-        Block::eight(block, first % Block::VALUES, out);
-    }
-};
-
-struct PackedInt4 {
-    SKEP_DEVICE static void eight(const GemvParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
-        const uint64_t at = static_cast<uint64_t>(output) * p.inputs + first;
-        const bf16 scale = static_cast<const bf16*>(p.scales)[at / Int4::GROUP];
-        Int4::eight(static_cast<const uint32_t*>(p.weights)[at / 8], to_float(scale), out);
-    }
-};
-
-struct Fp8 {
-    SKEP_DEVICE static void eight(const GemvParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
-        const e4m3* weights = static_cast<const e4m3*>(p.weights) + static_cast<uint64_t>(output) * p.inputs + first;
-        const uint64_t columns = div_up(p.inputs, p.scale_columns);
-        const float scale =
-            static_cast<const float*>(p.scales)[output / p.scale_rows * columns + first / p.scale_columns];
-        for (int i = 0; i < 8; ++i) {
-            out[i] = to_float(weights[i]) * scale;
-        }
-    }
-};
-
 // Grid: enough warps for all outputs.
 template <typename Weights, typename T>
-SKEP_DEVICE void gemv(const GemvParams& p) {
+SKEP_DEVICE void gemv(const MatmulParams& p) {
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t output = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (output >= p.outputs) {
@@ -86,10 +43,10 @@ SKEP_DEVICE void gemv(const GemvParams& p) {
 }
 
 #define GEMV(name, Weights)                      \
-    SKEP_KERNEL(gemv_##name##_bf16, GemvParams) { \
+    SKEP_KERNEL(gemv_##name##_bf16, MatmulParams) { \
         gemv<Weights, bf16>(p);                  \
     }                                            \
-    SKEP_KERNEL(gemv_##name##_f16, GemvParams) {  \
+    SKEP_KERNEL(gemv_##name##_f16, MatmulParams) {  \
         gemv<Weights, f16>(p);                   \
     }
 

@@ -23,6 +23,7 @@ pub const SOURCES: &[Source] = sources![
     "attention_prefill.cu",
     "swiglu.cu",
     "gemv.cu",
+    "gemm.cu",
     "sample.cu",
 ];
 
@@ -31,6 +32,7 @@ pub(super) const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
     "formats/blocks.cuh",
+    "formats/weights.cuh",
     "ptx/mma.cuh",
 ];
 

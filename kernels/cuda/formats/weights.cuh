@@ -1,0 +1,48 @@
+// A matrix of quantised weights, whatever its format, and what a product with it takes.
+#pragma once
+
+#include "device.cuh"
+#include "formats/blocks.cuh"
+
+struct MatmulParams {
+    const void* x;        // [rows, inputs]
+    const void* weights;  // [outputs, inputs] in blocks; FP8 and 4-bit integers: without their scales
+    const void* scales;   // 4-bit integers: [outputs, inputs / 32] of bf16; FP8: [outputs / scale_rows, inputs / scale_columns]
+    void* y;              // [rows, outputs]
+    uint32_t rows;
+    uint32_t inputs;      // a multiple of a block, and of eight
+    uint32_t outputs;
+    uint32_t scale_rows;    // FP8: of a scale's block
+    uint32_t scale_columns;
+};
+
+// Eight weights of one output, as floats.
+template <typename Block>
+struct Blocks {
+    SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
+        const uint64_t row = static_cast<uint64_t>(p.inputs / Block::VALUES) * Block::BYTES;
+        const uint8_t* block =
+            static_cast<const uint8_t*>(p.weights) + output * row + first / Block::VALUES * Block::BYTES;
+        Block::eight(block, first % Block::VALUES, out);
+    }
+};
+
+struct PackedInt4 {
+    SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
+        const uint64_t at = static_cast<uint64_t>(output) * p.inputs + first;
+        const bf16 scale = static_cast<const bf16*>(p.scales)[at / Int4::GROUP];
+        Int4::eight(static_cast<const uint32_t*>(p.weights)[at / 8], to_float(scale), out);
+    }
+};
+
+struct Fp8 {
+    SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
+        const e4m3* weights = static_cast<const e4m3*>(p.weights) + static_cast<uint64_t>(output) * p.inputs + first;
+        const uint64_t columns = div_up(p.inputs, p.scale_columns);
+        const float scale =
+            static_cast<const float*>(p.scales)[output / p.scale_rows * columns + first / p.scale_columns];
+        for (int i = 0; i < 8; ++i) {
+            out[i] = to_float(weights[i]) * scale;
+        }
+    }
+};

@@ -1,0 +1,142 @@
+// Products of many rows with quantised weights on tensor cores: y[row, output] = Σ x[row, i] · w[output, i].
+//
+// A block takes ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. The next tile of rows comes
+// asynchronously, and the next weights become 16-bit floats in registers, while this one is multiplied; one barrier a tile.
+// Weights are rounded to the format of the activations.
+//
+// Weights are read once for ROWS rows: few rows have small tiles, so that a decode batch does not multiply zeros.
+#include "device.cuh"
+#include "formats/weights.cuh"
+#include "ptx/mma.cuh"
+
+constexpr int TILE_OUTPUTS = 64;
+constexpr int TILE_INPUTS = 32;
+constexpr int GEMM_WARPS = 4;
+// Rows of a tile in shared memory are this much longer, so that the rows of an 8×8 tile lie in different banks.
+constexpr int GEMM_STRIDE = TILE_INPUTS + 8;
+// Of eight inputs.
+constexpr int TILE_CHUNKS = TILE_INPUTS / 8;
+// Runs of eight weights that a thread makes of a tile.
+constexpr int RUNS = TILE_OUTPUTS * TILE_CHUNKS / (GEMM_WARPS * WARP);
+
+template <typename T, int ROWS>
+SKEP_DEVICE void begin_rows(const MatmulParams& p, uint32_t first_row, uint32_t first, T* tile) {
+    for (uint32_t i = threadIdx.x; i < ROWS * TILE_CHUNKS; i += GEMM_WARPS * WARP) {
+        const uint32_t row = i / TILE_CHUNKS;
+        const uint32_t input = first + i % TILE_CHUNKS * 8;
+        const bool there = first_row + row < p.rows && input < p.inputs;
+        const uint64_t at = there ? static_cast<uint64_t>(first_row + row) * p.inputs + input : 0;
+        copy_async(tile + row * GEMM_STRIDE + i % TILE_CHUNKS * 8, static_cast<const T*>(p.x) + at, there);
+    }
+    copy_commit();
+}
+
+template <typename Weights, typename T>
+SKEP_DEVICE void make_weights(const MatmulParams& p, uint32_t first_output, uint32_t first, Vec16 (&made)[RUNS]) {
+    for (int run = 0; run < RUNS; ++run) {
+        const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
+        const uint32_t output = first_output + i / TILE_CHUNKS;
+        const uint32_t input = first + i % TILE_CHUNKS * 8;
+        float eight[8] = {};
+        if (output < p.outputs && input < p.inputs) {
+            Weights::eight(p, output, input, eight);
+        }
+        for (int word = 0; word < 4; ++word) {
+            made[run].words[word] = pack<T>(eight[2 * word], eight[2 * word + 1]);
+        }
+    }
+}
+
+template <typename T>
+SKEP_DEVICE void store_weights(const Vec16 (&made)[RUNS], T* tile) {
+    for (int run = 0; run < RUNS; ++run) {
+        const uint32_t i = threadIdx.x + run * GEMM_WARPS * WARP;
+        *reinterpret_cast<Vec16*>(tile + i / TILE_CHUNKS * GEMM_STRIDE + i % TILE_CHUNKS * 8) = made[run];
+    }
+}
+
+// Grid: (outputs / 64, rows / ROWS), rounded up. Block: GEMM_WARPS warps. Shared: 2 · (ROWS + 64) rows of GEMM_STRIDE.
+template <typename Weights, typename T, int ROWS>
+SKEP_DEVICE void gemm(const MatmulParams& p) {
+    // Of a warp: bands of 16 rows, and 32 outputs.
+    constexpr int BANDS = ROWS / 32;
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t warp = threadIdx.x / WARP;
+    const uint32_t first_output = blockIdx.x * TILE_OUTPUTS;
+    const uint32_t first_row = blockIdx.y * ROWS;
+    const uint32_t warp_row = warp % 2 * (ROWS / 2);
+    const uint32_t warp_output = warp / 2 * 32;
+    SKEP_DYNAMIC_SHARED(T, rows);
+    T* const weights = rows + 2 * ROWS * GEMM_STRIDE;
+
+    Vec16 made[RUNS];
+    begin_rows<T, ROWS>(p, first_row, 0, rows);
+    make_weights<Weights, T>(p, first_output, 0, made);
+    store_weights(made, weights);
+
+    float sums[BANDS][4][4] = {};
+    int stage = 0;
+    for (uint32_t first = 0; first < p.inputs; first += TILE_INPUTS) {
+        const uint32_t next = first + TILE_INPUTS;
+        copy_wait<0>();
+        // This tile is there, and nobody reads the other one any more.
+        __syncthreads();
+        if (next < p.inputs) {
+            begin_rows<T, ROWS>(p, first_row, next, rows + (stage ^ 1) * ROWS * GEMM_STRIDE);
+            make_weights<Weights, T>(p, first_output, next, made);
+        }
+        const T* tile_rows = rows + stage * ROWS * GEMM_STRIDE;
+        const T* tile_weights = weights + stage * TILE_OUTPUTS * GEMM_STRIDE;
+        for (int step = 0; step < TILE_INPUTS / 16; ++step) {
+            uint32_t b[2][4];
+            for (int pair = 0; pair < 2; ++pair) {
+                const uint32_t output = warp_output + pair * 16 + lane / 16 * 8 + lane % 8;
+                load_tiles(b[pair], tile_weights + output * GEMM_STRIDE + step * 16 + lane % 16 / 8 * 8);
+            }
+            for (int band = 0; band < BANDS; ++band) {
+                uint32_t a[4];
+                const uint32_t row = warp_row + band * 16 + lane % 16;
+                load_tiles(a, tile_rows + row * GEMM_STRIDE + step * 16 + lane / 16 * 8);
+                for (int column = 0; column < 4; ++column) {
+                    const uint32_t(&of_pair)[4] = b[column / 2];
+                    const uint32_t half[2] = {of_pair[column % 2 * 2], of_pair[column % 2 * 2 + 1]};
+                    mma_16x8x16<T>(sums[band][column], a, half);
+                }
+            }
+        }
+        if (next < p.inputs) {
+            store_weights(made, weights + (stage ^ 1) * TILE_OUTPUTS * GEMM_STRIDE);
+        }
+        stage ^= 1;
+    }
+    for (int band = 0; band < BANDS; ++band) {
+        for (int column = 0; column < 4; ++column) {
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t row = first_row + warp_row + band * 16 + lane / 4 + i / 2 * 8;
+                const uint32_t output = first_output + warp_output + column * 8 + lane % 4 * 2 + i % 2;
+                if (row < p.rows && output < p.outputs) {
+                    static_cast<T*>(p.y)[static_cast<uint64_t>(row) * p.outputs + output] =
+                        from_float<T>(sums[band][column][i]);
+                }
+            }
+        }
+    }
+}
+
+#define GEMM_OF(name, Weights, T, ROWS)                                                       \
+    SKEP_KERNEL_BOUNDED(gemm_##name##_##ROWS##_##T, MatmulParams, GEMM_WARPS * WARP) {        \
+        gemm<Weights, T, ROWS>(p);                                                            \
+    }
+#define GEMM(name, Weights)          \
+    GEMM_OF(name, Weights, bf16, 32)  \
+    GEMM_OF(name, Weights, bf16, 128) \
+    GEMM_OF(name, Weights, f16, 32)   \
+    GEMM_OF(name, Weights, f16, 128)
+
+GEMM(q4_0, Blocks<Q4_0>)
+GEMM(q4_1, Blocks<Q4_1>)
+GEMM(q8_0, Blocks<Q8_0>)
+GEMM(q4_k, Blocks<Q4_K>)
+GEMM(q6_k, Blocks<Q6_K>)
+GEMM(int4, PackedInt4)
+GEMM(fp8, Fp8)

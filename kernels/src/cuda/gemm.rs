@@ -1,0 +1,46 @@
+//! Products of many rows with quantised weights, on tensor cores.
+
+use super::matmul::{MatmulParams, Weights};
+use super::{Activation, Launch, WARP};
+use crate::KernelError;
+
+/// As in the kernel.
+const WARPS: u32 = 4;
+const TILE_OUTPUTS: u32 = 64;
+const STRIDE: u32 = 40;
+/// Of a grid's second dimension.
+const MAX_TILES: u32 = 65_535;
+
+pub fn launch(
+    params: &MatmulParams,
+    weights: Weights,
+    activation: Activation,
+) -> Result<Launch, KernelError> {
+    let format = weights.format("gemm", params)?;
+    // Up to here a small tile multiplies fewer zeros, and weights are read once or twice.
+    let tile_rows = if params.rows <= 64 { 32 } else { 128 };
+    let row_tiles = params.rows.div_ceil(tile_rows);
+    super::at_most("gemm", "tiles of rows", row_tiles, MAX_TILES)?;
+    let name = format!("gemm_{format}_{tile_rows}_{}", activation.suffix());
+    let grid = [params.outputs.div_ceil(TILE_OUTPUTS), row_tiles, 1];
+    let shared_bytes = 2 * (tile_rows + TILE_OUTPUTS) * STRIDE * 2;
+    Ok(Launch { shared_bytes, ..Launch::new(name, grid, WARPS * WARP) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cuda::matmul::tests::Made, random::Random};
+
+    #[test]
+    fn products_of_many_rows_with_all_formats() {
+        let mut random = Random::fresh();
+        for (rows, inputs, outputs) in [(9, 256, 70), (64, 256, 5), (131, 512, 66)] {
+            for made in Made::of_every_format(&mut random, inputs, outputs) {
+                for activation in Activation::ALL {
+                    made.check(rows, activation, true);
+                }
+            }
+        }
+    }
+}

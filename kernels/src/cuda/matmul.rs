@@ -1,0 +1,233 @@
+//! A product with quantised weights: what it takes, whatever the format and however many rows.
+//!
+//! `gemv` is for few rows and bound by reading the weights, `gemm` is for many and uses tensor cores.
+
+use super::{Activation, Address, Launch, gemm, gemv};
+use crate::{DType, KernelError};
+
+const INT4_GROUP: u32 = 32;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulParams {
+    /// `[rows, inputs]`
+    pub x: Address,
+    /// `[outputs, inputs]`, in the blocks of its format
+    pub weights: Address,
+    /// Of formats that keep theirs apart
+    pub scales: Address,
+    /// `[rows, outputs]`
+    pub y: Address,
+    pub rows: u32,
+    pub inputs: u32,
+    pub outputs: u32,
+    /// FP8: rows and columns of weights that share a scale
+    pub scale_rows: u32,
+    pub scale_columns: u32,
+}
+
+/// How weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Blocks as in GGUF.
+    Blocks(DType),
+    /// Eight values a word; bf16 scales of groups of 32.
+    Int4,
+    /// e4m3 with float32 scales, each of `scale_rows` by `scale_columns` weights; those may be larger than the matrix, and then
+    /// there is one scale.
+    Fp8,
+}
+
+/// The kernel for so many rows.
+pub fn launch(
+    params: &MatmulParams,
+    weights: Weights,
+    activation: Activation,
+) -> Result<Launch, KernelError> {
+    match params.rows {
+        0..=gemv::MAX_ROWS => gemv::launch(params, weights, activation),
+        _ => gemm::launch(params, weights, activation),
+    }
+}
+
+impl Weights {
+    /// As kernels of this format are named, if the shape and the scales are ones that it can have.
+    pub(super) fn format(self, op: &'static str, params: &MatmulParams) -> Result<&'static str, KernelError> {
+        let (format, block) = match self {
+            Weights::Blocks(DType::Q4_0) => ("q4_0", 32),
+            Weights::Blocks(DType::Q4_1) => ("q4_1", 32),
+            Weights::Blocks(DType::Q8_0) => ("q8_0", 32),
+            Weights::Blocks(DType::Q4K) => ("q4_k", 256),
+            Weights::Blocks(DType::Q6K) => ("q6_k", 256),
+            Weights::Int4 => ("int4", INT4_GROUP),
+            Weights::Fp8 => ("fp8", 8),
+            Weights::Blocks(other) => {
+                let takes = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K".to_owned();
+                let found = other.block_len() as u64;
+                return Err(KernelError::Unsupported { op, what: "the length of a block", found, takes });
+            }
+        };
+        let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
+        super::supported(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
+        if self == Weights::Fp8 {
+            super::multiple_of_8(op, "scale_columns", params.scale_columns)?;
+            super::supported(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
+        }
+        Ok(format)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::{cuda::host, dequantize, random::Random};
+    use half::{bf16, f16};
+
+    /// Weights as bytes, their scales apart, and what they stand for.
+    pub(in crate::cuda) struct Made {
+        weights: Weights,
+        bytes: Vec<u8>,
+        scales: Vec<u8>,
+        values: Vec<f32>,
+        inputs: usize,
+        outputs: usize,
+        /// FP8: weights that share a scale are a square of this.
+        square: usize,
+    }
+
+    impl Made {
+        /// Some of every format; the outputs are not a multiple of anything.
+        pub(in crate::cuda) fn of_every_format(
+            random: &mut Random,
+            inputs: usize,
+            outputs: usize,
+        ) -> Vec<Self> {
+            let mut all: Vec<Made> = [DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4K, DType::Q6K]
+                .map(|dtype| Made::blocks(dtype, random, inputs, outputs))
+                .into();
+            all.push(Made::int4(random, inputs - 32, outputs));
+            // A scale for each block, and one for all.
+            all.extend([128, 1024].map(|square| Made::fp8(random, inputs + 8, outputs, square)));
+            all
+        }
+
+        /// Any bytes are blocks, but for their scales: those have to be numbers of a sane size.
+        fn blocks(dtype: DType, random: &mut Random, inputs: usize, outputs: usize) -> Self {
+            let scale_places: &[usize] = match dtype {
+                DType::Q4_0 | DType::Q8_0 => &[0],
+                DType::Q4_1 | DType::Q4K => &[0, 2],
+                _ => &[208],
+            };
+            let mut bytes = Vec::new();
+            for _ in 0..inputs * outputs / dtype.block_len() {
+                let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next_u64() as u8).collect();
+                for place in scale_places {
+                    let scale = f16::from_f32(random.signed() / 16.0).to_le_bytes();
+                    block[*place..place + 2].copy_from_slice(&scale);
+                }
+                bytes.extend(block);
+            }
+            let mut values = vec![0.0; inputs * outputs];
+            dequantize(dtype, &bytes, &mut values).expect("whole blocks");
+            let weights = Weights::Blocks(dtype);
+            Made { weights, bytes, scales: Vec::new(), values, inputs, outputs, square: 0 }
+        }
+
+        fn int4(random: &mut Random, inputs: usize, outputs: usize) -> Self {
+            let bytes: Vec<u8> = (0..inputs * outputs / 2).map(|_| random.next_u64() as u8).collect();
+            let scales: Vec<bf16> =
+                (0..inputs * outputs / 32).map(|_| bf16::from_f32(random.signed() / 8.0)).collect();
+            let value = |i: usize| {
+                let nibble = bytes[i / 2] >> (4 * (i % 2)) & 15;
+                (f32::from(nibble) - 8.0) * scales[i / 32].to_f32()
+            };
+            let values = (0..inputs * outputs).map(value).collect();
+            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            Made { weights: Weights::Int4, bytes, scales, values, inputs, outputs, square: 0 }
+        }
+
+        fn fp8(random: &mut Random, inputs: usize, outputs: usize, square: usize) -> Self {
+            // Every number that is one; NaN is 0x7f.
+            let bytes: Vec<u8> = (0..inputs * outputs)
+                .map(|_| random.next_u64() as u8)
+                .map(|bits| if bits & 0x7f == 0x7f { 0 } else { bits })
+                .collect();
+            let columns = inputs.div_ceil(square);
+            let scales: Vec<f32> =
+                (0..outputs.div_ceil(square) * columns).map(|_| random.signed() / 64.0).collect();
+            let scale = |i: usize| scales[i / inputs / square * columns + i % inputs / square];
+            let values = bytes.iter().enumerate().map(|(i, bits)| e4m3(*bits) * scale(i)).collect();
+            let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            Made { weights: Weights::Fp8, bytes, scales, values, inputs, outputs, square }
+        }
+
+        /// Multiplies random rows with it. A kernel may round the weights as it rounds activations.
+        pub(in crate::cuda) fn check(&self, rows: usize, activation: Activation, rounds_weights: bool) {
+            let Made { inputs, outputs, .. } = *self;
+            let mut random = Random::fresh();
+            let x = activation.random(&mut random, rows * inputs);
+            let mut y = activation.zeros(rows * outputs);
+            let params = MatmulParams {
+                x: x.address(),
+                weights: host::address(&self.bytes),
+                scales: host::address(&self.scales),
+                y: y.address(),
+                rows: rows as u32,
+                inputs: inputs as u32,
+                outputs: outputs as u32,
+                scale_rows: self.square as u32,
+                scale_columns: self.square as u32,
+            };
+            let launch = launch(&params, self.weights, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [y.values_mut()]);
+            let rounded = |weight: &f32| match rounds_weights {
+                true => activation.decode(activation.encode(*weight)),
+                false => f64::from(*weight),
+            };
+            let weights: Vec<f64> = self.values.iter().map(rounded).collect();
+            let x: Vec<f64> = x.values().iter().map(|x| activation.decode(*x)).collect();
+            let mut expected = Vec::new();
+            for x in x.chunks(inputs) {
+                for weights in weights.chunks(inputs) {
+                    expected.push(x.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>());
+                }
+            }
+            let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
+        }
+    }
+
+    fn e4m3(bits: u8) -> f32 {
+        let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+        let magnitude = match exponent {
+            0 => mantissa / 8.0 * 2f32.powi(-6),
+            exponent => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+        };
+        if bits & 0x80 == 0 { magnitude } else { -magnitude }
+    }
+
+    #[test]
+    fn shapes_and_formats_that_no_kernel_takes_are_refused() {
+        let none = Address::NONE;
+        let good = MatmulParams {
+            x: none,
+            weights: none,
+            scales: none,
+            y: none,
+            rows: 1,
+            inputs: 288,
+            outputs: 3,
+            scale_rows: 128,
+            scale_columns: 128,
+        };
+        let refused =
+            |params, weights| launch(&params, weights, Activation::F16).expect_err("refused").to_string();
+        let text = refused(good, Weights::Blocks(DType::Q4K));
+        assert!(text.contains("288") && text.contains("multiple of 256"), "{text}");
+        let text = refused(good, Weights::Blocks(DType::Q5K));
+        assert!(text.contains("Q4_K and Q6_K"), "{text}");
+        let text = refused(MatmulParams { rows: 99, scale_columns: 12, ..good }, Weights::Fp8);
+        assert!(text.contains("gemm") && text.contains("scale_columns"), "{text}");
+        assert!(launch(&good, Weights::Fp8, Activation::F16).is_ok());
+    }
+}
