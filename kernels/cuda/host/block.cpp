@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -216,6 +217,11 @@ void block_barrier() {
 
 void warp_barrier(uint32_t lanes) {
     wait(State::AtWarpBarrier, lanes);
+}
+
+void give_way() {
+    std::this_thread::yield();
+    wait(State::Ready, 0);
 }
 
 const uint64_t* exchange(uint32_t lanes, uint64_t bits) {

@@ -55,6 +55,8 @@ const Where& here();
 unsigned char* dynamic_shared();
 void block_barrier();
 void warp_barrier(uint32_t lanes);
+// Lets other fibers and other operating-system threads go on: what is waited for comes from one of them.
+void give_way();
 // Gives `bits` to the other lanes, and returns what all lanes gave. Valid until the lane's next exchange.
 const uint64_t* exchange(uint32_t lanes, uint64_t bits);
 

@@ -11,6 +11,7 @@ pub mod nvrtc;
 pub mod source;
 pub mod usage;
 
+pub mod all_reduce;
 pub mod attention_decode;
 pub mod attention_prefill;
 pub mod embedding;

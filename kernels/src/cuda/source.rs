@@ -24,6 +24,7 @@ pub const SOURCES: &[Source] = sources![
     "swiglu.cu",
     "gemv.cu",
     "gemm.cu",
+    "all_reduce.cu",
     "sample.cu",
 ];
 
@@ -34,6 +35,7 @@ pub(super) const HEADERS: &[Source] = sources![
     "formats/blocks.cuh",
     "formats/weights.cuh",
     "ptx/mma.cuh",
+    "ptx/peer.cuh",
 ];
 
 #[cfg(test)]
