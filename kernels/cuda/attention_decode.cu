@@ -7,8 +7,12 @@
 // A warp takes every n-th position; its lanes share a head.
 #include "device.cuh"
 
-constexpr int MAX_GROUP = 8;
 constexpr int DECODE_WARPS = 4;
+
+// Query heads that a block takes, as many as registers hold. A larger group has several blocks, which read the same keys and
+// values through the cache.
+template <int HEAD_SIZE>
+constexpr uint32_t GROUP = HEAD_SIZE > 128 ? 4 : 8;
 
 // A piece of one sequence's context.
 struct Piece {
@@ -29,7 +33,7 @@ struct AttentionDecodeParams {
     uint32_t table_stride;
     uint32_t page_size;
     uint32_t heads;
-    uint32_t kv_heads;           // heads is at most MAX_GROUP times as many
+    uint32_t kv_heads;           // heads is a multiple of it
     float scale;
 };
 
@@ -41,18 +45,23 @@ struct AttentionMergeParams {
     uint32_t head_size;
 };
 
-// Grid: (pieces, kv_heads). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
+// Grid: (pieces, kv_heads · blocks of a group). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
 template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
+    constexpr uint32_t MAX_GROUP = GROUP<HEAD_SIZE>;
     const Piece piece = p.pieces[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y;
-    const uint32_t group = p.heads / p.kv_heads;
+    const uint32_t whole_group = p.heads / p.kv_heads;
+    const uint32_t parts = div_up(whole_group, MAX_GROUP);
+    const uint32_t kv_head = blockIdx.y / parts;
+    const uint32_t skipped = blockIdx.y % parts * MAX_GROUP;
+    const uint32_t group = whole_group - skipped < MAX_GROUP ? whole_group - skipped : MAX_GROUP;
+    const uint32_t first_head = kv_head * whole_group + skipped;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t warp = threadIdx.x / WARP;
     // Of a head, in a lane.
     constexpr int VALUES = (HEAD_SIZE + WARP - 1) / WARP;
     const T* q = static_cast<const T*>(p.q) + static_cast<uint64_t>(piece.row) * p.q_stride +
-                 kv_head * group * HEAD_SIZE;
+                 first_head * HEAD_SIZE;
     const uint32_t* pages = p.page_tables + static_cast<uint64_t>(piece.row) * p.table_stride;
 
     float query[MAX_GROUP][VALUES];
@@ -115,7 +124,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
         for (uint32_t other = 0; other < DECODE_WARPS; ++other) {
             larger = fmaxf(larger, shared[other * width + HEAD_SIZE]);
         }
-        float* state = p.states + (static_cast<uint64_t>(piece.place) * p.heads + kv_head * group + head) * width;
+        float* state = p.states + (static_cast<uint64_t>(piece.place) * p.heads + first_head + head) * width;
         for (uint32_t i = threadIdx.x; i < HEAD_SIZE; i += blockDim.x) {
             float joined = 0.0f;
             for (uint32_t other = 0; other < DECODE_WARPS; ++other) {

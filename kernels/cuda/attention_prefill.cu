@@ -197,7 +197,12 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         attention_prefill<T, HEAD_SIZE>(p);                                                                    \
     }
 
-ATTENTION_PREFILL(bf16, 64)
-ATTENTION_PREFILL(bf16, 128)
-ATTENTION_PREFILL(f16, 64)
-ATTENTION_PREFILL(f16, 128)
+#define ATTENTION_PREFILL_ALL(T) \
+    ATTENTION_PREFILL(T, 16)     \
+    ATTENTION_PREFILL(T, 32)     \
+    ATTENTION_PREFILL(T, 64)     \
+    ATTENTION_PREFILL(T, 96)     \
+    ATTENTION_PREFILL(T, 128)
+
+ATTENTION_PREFILL_ALL(bf16)
+ATTENTION_PREFILL_ALL(f16)

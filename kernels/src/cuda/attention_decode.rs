@@ -1,11 +1,12 @@
 //! Attention of one query row a sequence over its paged keys and values, split along the context.
 
+use std::ops::Range;
+
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
 /// As in the kernel.
 const WARPS: u32 = 4;
-const MAX_GROUP: u32 = 8;
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 /// A piece is at least so long: shorter ones cost more to join than they save.
 const MIN_PIECE: u32 = 128;
@@ -65,15 +66,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Divides the parts of the contexts that rows see (`first..last`) so that about `blocks` blocks of `kv_heads` heads each
-    /// have equal work.
-    pub fn new(seen: &[std::ops::Range<u32>], kv_heads: u32, blocks: u32) -> Self {
-        let total: u64 = seen.iter().map(|seen| u64::from(seen.end - seen.start)).sum();
-        let wanted = u64::from((blocks / kv_heads.max(1)).max(1));
-        let length = u32::try_from(total.div_ceil(wanted)).unwrap_or(u32::MAX).max(MIN_PIECE);
+    /// Divides the parts of the contexts that rows see (`first..last`) into pieces whose longest is as short as it can be while
+    /// all of them together take no more than `blocks` blocks, of which each takes [`blocks_of_piece`]. The device then runs
+    /// them at once, and none waits long for another. A row has one piece at least.
+    pub fn new(seen: &[Range<u32>], blocks_of_piece: u32, blocks: u32) -> Self {
+        let wanted = u64::from(blocks / blocks_of_piece.max(1)).max(seen.len() as u64);
+        let pieces = |length: u32| seen.iter().map(|seen| u64::from(pieces_of(seen, length))).sum::<u64>();
+        let longest = seen.iter().map(|seen| seen.end - seen.start).max().unwrap_or(0);
+        // The shortest length that gives no more pieces than wanted is in here; more length never gives more pieces.
+        let (mut low, mut high) = (MIN_PIECE, longest.max(MIN_PIECE));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if pieces(middle) <= wanted { high = middle } else { low = middle + 1 }
+        }
         let mut plan = Plan { pieces: Vec::new(), first_place: vec![0] };
         for (row, seen) in seen.iter().enumerate() {
-            let count = (seen.end - seen.start).div_ceil(length).max(1);
+            let count = pieces_of(seen, low);
             // All pieces of a row are as long as each other.
             let even = (seen.end - seen.start).div_ceil(count);
             for index in 0..count {
@@ -86,6 +94,17 @@ impl Plan {
         }
         plan
     }
+}
+
+/// Pieces of this length at most.
+fn pieces_of(seen: &Range<u32>, length: u32) -> u32 {
+    (seen.end - seen.start).div_ceil(length).max(1)
+}
+
+/// One for each key-value head and as many of its query heads as registers hold, as in the kernel.
+pub fn blocks_of_piece(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
+    let group = if head_size > 128 { 4 } else { 8 };
+    kv_heads * (heads / kv_heads.max(1)).div_ceil(group)
 }
 
 pub fn launch(
@@ -101,10 +120,10 @@ pub fn launch(
     super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
-    super::at_most(OP, "heads of a key-value head", heads / kv_heads, MAX_GROUP)?;
+    let columns = blocks_of_piece(heads, kv_heads, head_size);
     let name = format!("attention_decode_{head_size}_{}", activation.suffix());
     let shared_bytes = WARPS * (head_size + 2) * 4;
-    Ok(Launch { shared_bytes, ..Launch::new(name, [pieces, kv_heads, 1], WARPS * WARP) })
+    Ok(Launch { shared_bytes, ..Launch::new(name, [pieces, columns, 1], WARPS * WARP) })
 }
 
 pub fn merge(params: &AttentionMergeParams, rows: u32, activation: Activation) -> Launch {
@@ -131,7 +150,8 @@ mod tests {
         // One row sees only a window.
         let mut seen: Vec<_> = contexts.iter().map(|context| 0..*context).collect();
         seen[1].start = 600;
-        let plan = Plan::new(&seen, kv_heads as u32, blocks);
+        let columns = blocks_of_piece(heads as u32, kv_heads as u32, head_size as u32);
+        let plan = Plan::new(&seen, columns, blocks);
         let states = vec![f32::NAN; plan.pieces.len() * heads * (head_size + 2)];
         let scale = 1.0 / (head_size as f32).sqrt();
         let params = AttentionDecodeParams {
@@ -172,7 +192,8 @@ mod tests {
     #[test]
     fn rows_see_their_context_whatever_it_is_divided_into() {
         for activation in Activation::ALL {
-            for (heads, kv_heads, head_size) in [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (3, 1, 256)]
+            for (heads, kv_heads, head_size) in
+                [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (9, 1, 32), (38, 2, 16), (5, 1, 256)]
             {
                 for blocks in [1, 16] {
                     check(activation, heads, kv_heads, head_size, blocks);
@@ -193,8 +214,29 @@ mod tests {
             assert!(pieces.windows(2).all(|pair| pair[0].last == pair[1].first));
             assert!(pieces.iter().zip(places).all(|(piece, place)| piece.place as usize == place));
         }
-        let longest = plan.pieces.iter().map(|piece| piece.last - piece.first).max();
-        assert_eq!(longest, Some(147), "4747 positions in 32 pieces are 149 each");
+        assert_eq!(plan.pieces.len(), 32, "as many as 64 blocks are for 2 each");
+        assert_eq!(longest(&plan), 163, "4096 in 26 and 650 in 4");
+    }
+
+    #[test]
+    fn no_plan_of_as_many_pieces_has_a_shorter_longest_one() {
+        let mut random = Random::fresh();
+        for _ in 0..200 {
+            let rows = 1 + random.next_u64() % 20;
+            let seen: Vec<Range<u32>> = (0..rows).map(|_| 0..(random.next_u64() % 5000) as u32).collect();
+            let blocks = (random.next_u64() % 200) as u32;
+            let plan = Plan::new(&seen, 1, blocks);
+            let most = u64::from(blocks).max(rows);
+            assert!(plan.pieces.len() as u64 <= most, "{seen:?} in {blocks}");
+            let longest = longest(&plan);
+            let shorter: u64 = seen.iter().map(|seen| u64::from(seen.end.div_ceil(longest - 1).max(1))).sum();
+            assert!(longest <= MIN_PIECE || shorter > most, "{longest} of {seen:?} in {blocks}");
+        }
+        assert_eq!(Plan::new(&[], 8, 132), Plan { pieces: vec![], first_place: vec![0] });
+    }
+
+    fn longest(plan: &Plan) -> u32 {
+        plan.pieces.iter().map(|piece| piece.last - piece.first).max().unwrap_or(0)
     }
 
     #[test]
@@ -211,11 +253,12 @@ mod tests {
             table_stride: 0,
             page_size: 16,
             heads: 9,
-            kv_heads: 1,
+            kv_heads: 2,
             scale: 1.0,
         };
-        let refused = |head_size| launch(&params, 1, head_size, Activation::F16).expect_err("9").to_string();
-        assert!(refused(64).contains("at most 8"), "{}", refused(64));
+        let refused =
+            |head_size| launch(&params, 1, head_size, Activation::F16).expect_err("9 of 2").to_string();
+        assert!(refused(64).contains("multiple of the 2"), "{}", refused(64));
         assert!(refused(72).contains("16, 32, 64"), "{}", refused(72));
     }
 }

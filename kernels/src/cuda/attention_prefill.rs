@@ -7,7 +7,7 @@ use crate::KernelError;
 const TILE_ROWS: u32 = 64;
 const TILE_KEYS: u32 = 64;
 const PAD: u32 = 8;
-const HEAD_SIZES: [u32; 2] = [64, 128];
+const HEAD_SIZES: [u32; 5] = [16, 32, 64, 96, 128];
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ pub fn launch(
     activation: Activation,
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_prefill";
-    let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(" and ");
+    let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
     super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
     super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
@@ -141,7 +141,8 @@ mod tests {
     #[test]
     fn rows_see_what_is_before_them_and_within_their_window() {
         for activation in Activation::ALL {
-            for (heads, kv_heads, head_size) in [(3, 1, 64), (2, 2, 128)] {
+            for (heads, kv_heads, head_size) in [(3, 1, 64), (2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96)]
+            {
                 for window in [0, 16, 100] {
                     check(activation, heads, kv_heads, head_size, window);
                 }

@@ -17,8 +17,10 @@ use super::usage::Usage;
 const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
 
 /// What a thread of these kernels may spill, in bytes; others may not spill at all. Kernels are named by how they begin.
-const MAY_SPILL: [(&str, Architecture, u32); 4] = [
-    ("attention_decode_16_", Architecture::Sm100, 4),
+const MAY_SPILL: [(&str, Architecture, u32); 6] = [
+    ("attention_decode_32_", Architecture::Sm100, 4),
+    ("attention_decode_32_", Architecture::Sm120, 4),
+    ("attention_prefill_16_", Architecture::Sm120, 4),
     ("attention_prefill_64_", Architecture::Sm100, 4),
     // Of values that wait outside of all loops.
     ("sample_", Architecture::Sm80, 28),
