@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::architecture::Architecture;
 use super::cubin_cache::{self, Key};
 use super::nvrtc::{Compiled, Nvrtc};
-use super::source::{HEADERS, Source};
+use super::source::Source;
 use super::usage::{self, Usage};
 use crate::KernelError;
 
@@ -74,7 +74,8 @@ impl Compiler {
 
     fn key(&self, source: Source, options: &[String]) -> Key {
         let version = self.nvrtc.version().to_string();
-        let texts = std::iter::once(&source).chain(HEADERS).flat_map(|source| [source.name, source.text]);
+        let headers = source.headers();
+        let texts = std::iter::once(&source).chain(&headers).flat_map(|source| [source.name, source.text]);
         let options = options.iter().map(String::as_str);
         Key::of(texts.chain(options).chain([version.as_str()]).map(str::as_bytes))
     }

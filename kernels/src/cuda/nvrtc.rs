@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 use super::architecture::Architecture;
-use super::source::{HEADERS, Source};
+use super::source::Source;
 use crate::KernelError;
 
 /// Where it is looked for, the newest first. Names without a folder are found as the system finds libraries.
@@ -171,8 +171,9 @@ impl Nvrtc {
     ) -> Result<Compiled, KernelError> {
         let functions = &self.functions;
         let (text, name) = (c_string(source.text), c_string(source.name));
-        let texts: Vec<CString> = HEADERS.iter().map(|header| c_string(header.text)).collect();
-        let names: Vec<CString> = HEADERS.iter().map(|header| c_string(header.name)).collect();
+        let headers = source.headers();
+        let texts: Vec<CString> = headers.iter().map(|header| c_string(header.text)).collect();
+        let names: Vec<CString> = headers.iter().map(|header| c_string(header.name)).collect();
         let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
         let (texts_at, names_at, options_at) = (pointers(&texts), pointers(&names), pointers(&options));
@@ -183,7 +184,7 @@ impl Nvrtc {
                 &mut program,
                 text.as_ptr(),
                 name.as_ptr(),
-                HEADERS.len() as c_int,
+                headers.len() as c_int,
                 texts_at.as_ptr(),
                 names_at.as_ptr(),
             )

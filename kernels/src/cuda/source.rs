@@ -29,7 +29,7 @@ pub const SOURCES: &[Source] = sources![
 ];
 
 /// What they include, by these names.
-pub(super) const HEADERS: &[Source] = sources![
+const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
     "formats/blocks.cuh",
@@ -37,6 +37,24 @@ pub(super) const HEADERS: &[Source] = sources![
     "ptx/mma.cuh",
     "ptx/peer.cuh",
 ];
+
+impl Source {
+    /// The headers that it includes, and those that they do, each once.
+    pub(super) fn headers(self) -> Vec<Source> {
+        let mut found: Vec<Source> = Vec::new();
+        let mut left = vec![self];
+        while let Some(source) = left.pop() {
+            for header in HEADERS {
+                let line = format!("#include \"{}\"\n", header.name);
+                if source.text.contains(&line) && !found.contains(header) {
+                    found.push(*header);
+                    left.push(*header);
+                }
+            }
+        }
+        found
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -59,5 +77,19 @@ mod tests {
         carried.sort_unstable();
         files.sort_unstable();
         assert_eq!(carried, files);
+    }
+    #[test]
+    fn a_source_has_the_headers_that_it_includes_and_no_others() {
+        let names = |source: &str| {
+            let source = SOURCES.iter().find(|of| of.name == source).unwrap();
+            let mut names: Vec<_> = source.headers().iter().map(|header| header.name).collect();
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(names("swiglu.cu"), ["device.cuh", "numbers.cuh"]);
+        assert_eq!(
+            names("gemv.cu"),
+            ["device.cuh", "formats/blocks.cuh", "formats/weights.cuh", "numbers.cuh"]
+        );
     }
 }
