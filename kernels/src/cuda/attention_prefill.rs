@@ -141,11 +141,11 @@ mod tests {
     #[test]
     fn rows_see_what_is_before_them_and_within_their_window() {
         for activation in Activation::ALL {
-            for (heads, kv_heads, head_size) in [(3, 1, 64), (2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96)]
-            {
-                for window in [0, 16, 100] {
-                    check(activation, heads, kv_heads, head_size, window);
-                }
+            for window in [0, 16, 100] {
+                check(activation, 3, 1, 64, window);
+            }
+            for (heads, kv_heads, head_size) in [(2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96)] {
+                check(activation, heads, kv_heads, head_size, 90);
             }
         }
     }
