@@ -1,4 +1,4 @@
-// Products of many rows with quantised weights on tensor cores: y[row, output] = Σ x[row, i] · w[output, i].
+// Products of many rows with weights of any format on tensor cores: y[row, output] = Σ x[row, i] · w[output, i].
 //
 // A block takes ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. The next tile of rows comes
 // asynchronously, and the next weights become 16-bit floats in registers, while this one is multiplied; one barrier a tile.
@@ -133,6 +133,10 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
     GEMM_OF(name, Weights, f16, 32)   \
     GEMM_OF(name, Weights, f16, 128)
 
+GEMM_OF(plain, Plain<bf16>, bf16, 32)
+GEMM_OF(plain, Plain<bf16>, bf16, 128)
+GEMM_OF(plain, Plain<f16>, f16, 32)
+GEMM_OF(plain, Plain<f16>, f16, 128)
 GEMM(q4_0, Blocks<Q4_0>)
 GEMM(q4_1, Blocks<Q4_1>)
 GEMM(q8_0, Blocks<Q8_0>)

@@ -1,4 +1,4 @@
-// Products of few rows with quantised weights: y[row, output] = Σ x[row, i] · w[output, i].
+// Products of few rows with weights of any format: y[row, output] = Σ x[row, i] · w[output, i].
 //
 // One warp an output; each lane takes every 32nd run of eight weights, turns them into floats once and multiplies them with
 // all rows. What is read is the weights: the floor. For more rows than MAX_ROWS tensor cores are faster (`gemm.cu`).
@@ -42,14 +42,16 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
     }
 }
 
-#define GEMV(name, Weights)                      \
-    SKEP_KERNEL(gemv_##name##_bf16, MatmulParams) { \
-        gemv<Weights, bf16>(p);                  \
-    }                                            \
-    SKEP_KERNEL(gemv_##name##_f16, MatmulParams) {  \
-        gemv<Weights, f16>(p);                   \
+#define GEMV_OF(name, Weights, T)                 \
+    SKEP_KERNEL(gemv_##name##_##T, MatmulParams) { \
+        gemv<Weights, T>(p);                      \
     }
+#define GEMV(name, Weights)      \
+    GEMV_OF(name, Weights, bf16) \
+    GEMV_OF(name, Weights, f16)
 
+GEMV_OF(plain, Plain<bf16>, bf16)
+GEMV_OF(plain, Plain<f16>, f16)
 GEMV(q4_0, Blocks<Q4_0>)
 GEMV(q4_1, Blocks<Q4_1>)
 GEMV(q8_0, Blocks<Q8_0>)

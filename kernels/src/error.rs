@@ -19,6 +19,8 @@ pub enum KernelError {
     TooLarge { op: &'static str, what: &'static str },
     #[error("{op}: {what} is {found}, and the device's kernel takes {takes}")]
     Unsupported { op: &'static str, what: &'static str, found: u64, takes: String },
+    #[error("{op}: no kernel of the device is for {found}; there are some for {takes}")]
+    Format { op: &'static str, found: DType, takes: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]
     OutOfMemory { bytes: usize },
     #[error("a thread cannot be kept on CPU {cpu}: {reason}; leave threads unpinned")]

@@ -1,4 +1,4 @@
-// A matrix of quantised weights, whatever its format, and what a product with it takes.
+// A matrix of weights, whatever its format, and what a product with it takes.
 #pragma once
 
 #include "device.cuh"
@@ -6,7 +6,7 @@
 
 struct MatmulParams {
     const void* x;        // [rows, inputs]
-    const void* weights;  // [outputs, inputs] in blocks; FP8 and 4-bit integers: without their scales
+    const void* weights;  // [outputs, inputs], plain or in blocks; FP8 and 4-bit integers: without their scales
     const void* scales;   // 4-bit integers: [outputs, inputs / 32] of bf16; FP8: [outputs / scale_rows, inputs / scale_columns]
     void* y;              // [rows, outputs]
     uint32_t rows;
@@ -24,6 +24,17 @@ struct Blocks {
         const uint8_t* block =
             static_cast<const uint8_t*>(p.weights) + output * row + first / Block::VALUES * Block::BYTES;
         Block::eight(block, first % Block::VALUES, out);
+    }
+};
+
+// In the format of the activations.
+template <typename T>
+struct Plain {
+    SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
+        const Vec16 weights = static_cast<const Vec16*>(p.weights)[(static_cast<uint64_t>(output) * p.inputs + first) / 8];
+        for (int word = 0; word < 4; ++word) {
+            unpack<T>(weights.words[word], out[2 * word], out[2 * word + 1]);
+        }
     }
 };
 

@@ -1,14 +1,14 @@
 //! Rows of the embedding table.
 
-use super::{Address, Launch};
-use crate::KernelError;
+use super::{Activation, Address, Launch};
+use crate::{DType, KernelError};
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingParams {
     /// u32 `[rows]`
     pub tokens: Address,
-    /// 16-bit `[vocabulary, width]`
+    /// `[vocabulary, width]`, as its [`Table`] says
     pub table: Address,
     /// `[rows, width]`
     pub out: Address,
@@ -16,17 +16,36 @@ pub struct EmbeddingParams {
     pub vocabulary: u32,
 }
 
+/// How the table lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// In the format of the activations.
+    Plain,
+    /// In blocks, which become activations.
+    Blocks(DType, Activation),
+}
+
 /// For so many rows.
-pub fn launch(params: &EmbeddingParams, rows: u32) -> Result<Launch, KernelError> {
-    super::multiple_of_8("embedding", "width", params.width)?;
-    Ok(Launch::new("embedding".to_owned(), [rows, 1, 1], 128))
+pub fn launch(params: &EmbeddingParams, rows: u32, table: Table) -> Result<Launch, KernelError> {
+    const OP: &str = "embedding";
+    super::multiple_of_8(OP, "width", params.width)?;
+    let name = match table {
+        Table::Plain => OP.to_owned(),
+        Table::Blocks(dtype, activation) => {
+            let (format, block) = super::matmul::block_format(OP, dtype)?;
+            let whole = params.width.is_multiple_of(block);
+            super::supported(whole, OP, "width", params.width, || format!("a multiple of {block}"))?;
+            format!("embedding_{format}_{}", activation.suffix())
+        }
+    };
+    Ok(Launch::new(name, [rows, 1, 1], 128))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        cuda::{Activation, host},
+        cuda::{host, matmul::tests::Made},
         random::Random,
     };
 
@@ -44,7 +63,7 @@ mod tests {
             width: width as u32,
             vocabulary: vocabulary as u32,
         };
-        let launch = launch(&params, tokens.len() as u32).expect("good shapes");
+        let launch = launch(&params, tokens.len() as u32, Table::Plain).expect("good shapes");
         host::run(&launch, &params, &mut [out.values_mut()]);
         for (row, token) in out.values().chunks(width).zip(tokens) {
             let zeros = vec![0; width];
@@ -53,9 +72,42 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_tables_in_blocks_become_activations() {
+        let mut random = Random::fresh();
+        let (width, vocabulary) = (1280, 5);
+        let tokens = [4_u32, 5, 0];
+        for made in Made::of_every_format(&mut random, width, vocabulary) {
+            let Some((dtype, blocks, values)) = made.as_blocks() else { continue };
+            for activation in Activation::ALL {
+                let mut out = activation.zeros(width * tokens.len());
+                let params = EmbeddingParams {
+                    tokens: host::address(&tokens),
+                    table: host::address(blocks),
+                    out: out.address(),
+                    width: width as u32,
+                    vocabulary: vocabulary as u32,
+                };
+                let launch = launch(&params, tokens.len() as u32, Table::Blocks(dtype, activation));
+                host::run(&launch.expect("good shapes"), &params, &mut [out.values_mut()]);
+                let row = |token: &u32| match values.chunks(width).nth(*token as usize) {
+                    Some(row) => row.iter().map(|value| f64::from(*value)).collect(),
+                    None => vec![0.0; width],
+                };
+                let expected: Vec<f64> = tokens.iter().flat_map(row).collect();
+                activation.assert_close(out.values(), &expected, 1e-6);
+            }
+        }
+    }
+
+    #[test]
     fn a_width_that_no_thread_can_move_is_refused() {
         let none = Address::NONE;
         let params = EmbeddingParams { tokens: none, table: none, out: none, width: 12, vocabulary: 1 };
-        assert!(launch(&params, 1).expect_err("12").to_string().contains("12"));
+        assert!(launch(&params, 1, Table::Plain).expect_err("12").to_string().contains("12"));
+        let params = EmbeddingParams { width: 288, ..params };
+        let refused =
+            |dtype| launch(&params, 1, Table::Blocks(dtype, Activation::F16)).expect_err("288").to_string();
+        assert!(refused(DType::Q4K).contains("multiple of 256"), "{}", refused(DType::Q4K));
+        assert!(refused(DType::F32).contains("Q4_K and Q6_K"), "{}", refused(DType::F32));
     }
 }

@@ -1,4 +1,4 @@
-//! Products of many rows with quantised weights, on tensor cores.
+//! Products of many rows with weights of any format, on tensor cores.
 
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
@@ -35,11 +35,13 @@ mod tests {
     #[test]
     fn products_of_many_rows_with_all_formats() {
         let mut random = Random::fresh();
-        for (rows, inputs, outputs) in [(9, 256, 70), (64, 256, 5), (131, 512, 66)] {
-            for made in Made::of_every_format(&mut random, inputs, outputs) {
-                for activation in Activation::ALL {
-                    made.check(rows, activation, true);
-                }
+        for (rows, inputs, outputs) in [(9, 512, 70), (33, 256, 5), (131, 256, 66)] {
+            let every = Made::of_every_format(&mut random, inputs, outputs);
+            for activation in Activation::ALL {
+                every.iter().for_each(|made| made.check(rows, activation, true));
+                // Not a multiple of what a tile takes.
+                let plain = Made::plain(activation, &mut random, inputs + 8, outputs);
+                plain.check(rows, activation, true);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Products of few rows with quantised weights: a warp an output.
+//! Products of few rows with weights of any format: a warp an output.
 
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
@@ -28,10 +28,12 @@ mod tests {
     fn products_of_few_rows_with_all_formats() {
         let mut random = Random::fresh();
         for (rows, inputs, outputs) in [(1, 256, 5), (3, 768, 9), (MAX_ROWS as usize, 512, 130)] {
-            for made in Made::of_every_format(&mut random, inputs, outputs) {
-                for activation in Activation::ALL {
-                    made.check(rows, activation, false);
-                }
+            let every = Made::of_every_format(&mut random, inputs, outputs);
+            for activation in Activation::ALL {
+                every.iter().for_each(|made| made.check(rows, activation, false));
+                // Not a multiple of what a tile takes.
+                let plain = Made::plain(activation, &mut random, inputs + 8, outputs);
+                plain.check(rows, activation, false);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A product with quantised weights: what it takes, whatever the format and however many rows.
+//! A product with weights: what it takes, whatever their format and however many rows.
 //!
 //! `gemv` is for few rows and bound by reading the weights, `gemm` is for many and uses tensor cores.
 
@@ -12,7 +12,7 @@ const INT4_GROUP: u32 = 32;
 pub struct MatmulParams {
     /// `[rows, inputs]`
     pub x: Address,
-    /// `[outputs, inputs]`, in the blocks of its format
+    /// `[outputs, inputs]`, in its format
     pub weights: Address,
     /// Of formats that keep theirs apart
     pub scales: Address,
@@ -29,6 +29,8 @@ pub struct MatmulParams {
 /// How weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
+    /// In the format of the activations.
+    Plain,
     /// Blocks as in GGUF.
     Blocks(DType),
     /// Eight values a word; bf16 scales of groups of 32.
@@ -54,18 +56,10 @@ impl Weights {
     /// As kernels of this format are named, if the shape and the scales are ones that it can have.
     pub(super) fn format(self, op: &'static str, params: &MatmulParams) -> Result<&'static str, KernelError> {
         let (format, block) = match self {
-            Weights::Blocks(DType::Q4_0) => ("q4_0", 32),
-            Weights::Blocks(DType::Q4_1) => ("q4_1", 32),
-            Weights::Blocks(DType::Q8_0) => ("q8_0", 32),
-            Weights::Blocks(DType::Q4K) => ("q4_k", 256),
-            Weights::Blocks(DType::Q6K) => ("q6_k", 256),
+            Weights::Plain => ("plain", 8),
+            Weights::Blocks(dtype) => block_format(op, dtype)?,
             Weights::Int4 => ("int4", INT4_GROUP),
             Weights::Fp8 => ("fp8", 8),
-            Weights::Blocks(other) => {
-                let takes = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K".to_owned();
-                let found = other.block_len() as u64;
-                return Err(KernelError::Unsupported { op, what: "the length of a block", found, takes });
-            }
         };
         let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
         super::supported(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
@@ -77,16 +71,35 @@ impl Weights {
     }
 }
 
+/// How kernels of a format are named, and how many values a block of it has.
+pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static str, u32), KernelError> {
+    match dtype {
+        DType::Q4_0 => Ok(("q4_0", 32)),
+        DType::Q4_1 => Ok(("q4_1", 32)),
+        DType::Q8_0 => Ok(("q8_0", 32)),
+        DType::Q4K => Ok(("q4_k", 256)),
+        DType::Q6K => Ok(("q6_k", 256)),
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => {
+            let takes = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
+            Err(KernelError::Format { op, found: dtype, takes })
+        }
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{cuda::host, dequantize, random::Random};
+    use crate::{
+        cuda::host::{self, Buffer},
+        dequantize,
+        random::Random,
+    };
     use half::{bf16, f16};
 
-    /// Weights as bytes, their scales apart, and what they stand for.
+    /// Weights as they lie in memory, their scales apart, and what they stand for.
     pub(in crate::cuda) struct Made {
         weights: Weights,
-        bytes: Vec<u8>,
+        memory: Buffer,
         scales: Vec<u8>,
         values: Vec<f32>,
         inputs: usize,
@@ -111,6 +124,19 @@ pub(super) mod tests {
             all
         }
 
+        /// In the format of the activations.
+        pub(in crate::cuda) fn plain(
+            activation: Activation,
+            random: &mut Random,
+            inputs: usize,
+            outputs: usize,
+        ) -> Self {
+            let weights = activation.random(random, inputs * outputs);
+            let values = weights.values().iter().map(|bits| activation.decode(*bits) as f32).collect();
+            let memory = weights;
+            Made { weights: Weights::Plain, memory, scales: Vec::new(), values, inputs, outputs, square: 0 }
+        }
+
         /// Any bytes are blocks, but for their scales: those have to be numbers of a sane size.
         fn blocks(dtype: DType, random: &mut Random, inputs: usize, outputs: usize) -> Self {
             let scale_places: &[usize] = match dtype {
@@ -130,7 +156,8 @@ pub(super) mod tests {
             let mut values = vec![0.0; inputs * outputs];
             dequantize(dtype, &bytes, &mut values).expect("whole blocks");
             let weights = Weights::Blocks(dtype);
-            Made { weights, bytes, scales: Vec::new(), values, inputs, outputs, square: 0 }
+            let memory = packed(&bytes);
+            Made { weights, memory, scales: Vec::new(), values, inputs, outputs, square: 0 }
         }
 
         fn int4(random: &mut Random, inputs: usize, outputs: usize) -> Self {
@@ -143,7 +170,8 @@ pub(super) mod tests {
             };
             let values = (0..inputs * outputs).map(value).collect();
             let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            Made { weights: Weights::Int4, bytes, scales, values, inputs, outputs, square: 0 }
+            let memory = packed(&bytes);
+            Made { weights: Weights::Int4, memory, scales, values, inputs, outputs, square: 0 }
         }
 
         fn fp8(random: &mut Random, inputs: usize, outputs: usize, square: usize) -> Self {
@@ -158,7 +186,16 @@ pub(super) mod tests {
             let scale = |i: usize| scales[i / inputs / square * columns + i % inputs / square];
             let values = bytes.iter().enumerate().map(|(i, bits)| e4m3(*bits) * scale(i)).collect();
             let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            Made { weights: Weights::Fp8, bytes, scales, values, inputs, outputs, square }
+            let memory = packed(&bytes);
+            Made { weights: Weights::Fp8, memory, scales, values, inputs, outputs, square }
+        }
+
+        /// The format, the memory and the values of weights that are in blocks.
+        pub(in crate::cuda) fn as_blocks(&self) -> Option<(DType, &[u16], &[f32])> {
+            match self.weights {
+                Weights::Blocks(dtype) => Some((dtype, self.memory.values(), &self.values)),
+                Weights::Plain | Weights::Int4 | Weights::Fp8 => None,
+            }
         }
 
         /// Multiplies random rows with it. A kernel may round the weights as it rounds activations.
@@ -169,7 +206,7 @@ pub(super) mod tests {
             let mut y = activation.zeros(rows * outputs);
             let params = MatmulParams {
                 x: x.address(),
-                weights: host::address(&self.bytes),
+                weights: self.memory.address(),
                 scales: host::address(&self.scales),
                 y: y.address(),
                 rows: rows as u32,
@@ -195,6 +232,11 @@ pub(super) mod tests {
             let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
         }
+    }
+
+    /// At a multiple of 16 bytes, as the device aligns its buffers.
+    fn packed(bytes: &[u8]) -> Buffer {
+        Buffer::new(bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect())
     }
 
     fn e4m3(bits: u8) -> f32 {
@@ -225,7 +267,7 @@ pub(super) mod tests {
         let text = refused(good, Weights::Blocks(DType::Q4K));
         assert!(text.contains("288") && text.contains("multiple of 256"), "{text}");
         let text = refused(good, Weights::Blocks(DType::Q5K));
-        assert!(text.contains("Q4_K and Q6_K"), "{text}");
+        assert!(text.contains("Q5_K") && text.contains("Q4_K and Q6_K"), "{text}");
         let text = refused(MatmulParams { rows: 99, scale_columns: 12, ..good }, Weights::Fp8);
         assert!(text.contains("gemm") && text.contains("scale_columns"), "{text}");
         assert!(launch(&good, Weights::Fp8, Activation::F16).is_ok());
