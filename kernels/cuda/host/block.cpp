@@ -30,6 +30,9 @@ struct Fiber {
     uint32_t lanes = 0;
     Where where;
     uint32_t index = 0;
+    // Copies that have begun, each with the number of its group, and how many groups were closed.
+    std::vector<std::pair<uint32_t, Copy>> copies;
+    uint32_t groups = 0;
     // Of its exchanges: two in turn, so that a lane that is ahead does not overwrite what another has not read.
     uint32_t parity = 0;
 };
@@ -44,6 +47,7 @@ struct Runner {
     std::vector<Warp> warps;
     std::vector<unsigned char> shared;
     Fiber* running = nullptr;
+    bool copies_at_once = true;
     Thread thread = nullptr;
     const void* params = nullptr;
     std::string problem;
@@ -98,6 +102,14 @@ void go_on(Fiber& fiber) {
     context.uc_link = nullptr;
     makecontext(&context, fiber_main, 0);
     setcontext(&context);
+}
+
+void arrive(const Copy& copy) {
+    if (copy.there) {
+        std::memcpy(copy.to, copy.from, 16);
+    } else {
+        std::memset(copy.to, 0, 16);
+    }
 }
 
 void shuffle(std::vector<uint32_t>& order, uint64_t& seed) {
@@ -162,6 +174,8 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
         fiber.state = State::Ready;
         fiber.index = i;
         fiber.parity = 0;
+        fiber.copies.clear();
+        fiber.groups = 0;
         fiber.where.thread = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
         fiber.where.block = block;
         fiber.where.block_size = size;
@@ -224,6 +238,29 @@ void give_way() {
     wait(State::Ready, 0);
 }
 
+void begin_copy(Copy copy) {
+    if (runner.copies_at_once) {
+        arrive(copy);
+    } else {
+        runner.running->copies.push_back({runner.running->groups, copy});
+    }
+}
+
+void commit_copies() {
+    ++runner.running->groups;
+}
+
+void wait_for_copies(uint32_t pending) {
+    Fiber& fiber = *runner.running;
+    // Groups are in order.
+    size_t arrived = 0;
+    while (arrived < fiber.copies.size() && fiber.copies[arrived].first + pending < fiber.groups) {
+        arrive(fiber.copies[arrived].second);
+        ++arrived;
+    }
+    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<ptrdiff_t>(arrived));
+}
+
 const uint64_t* exchange(uint32_t lanes, uint64_t bits) {
     Fiber& fiber = *runner.running;
     uint64_t* slots = runner.warps[fiber.index / 32].exchanged[fiber.parity];
@@ -262,6 +299,7 @@ extern "C" const char* skep_host_launch(const char* name, const Launch* launch, 
     runner.shared.resize(launch->shared_bytes + 16);
     runner.thread = kernel->second.thread;
     runner.params = params;
+    runner.copies_at_once = launch->order == 0;
     runner.problem.clear();
     uint64_t seed = launch->order;
     for (uint32_t z = 0; z < launch->grid.z && runner.problem.empty(); ++z) {

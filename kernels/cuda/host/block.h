@@ -35,7 +35,8 @@ struct Launch {
     Dim3 grid;
     Dim3 block;
     uint32_t shared_bytes;
-    // In which order fibers run: 0 as they are numbered, 1 the other way round, else shuffled by this seed.
+    // In which order fibers run: 0 as they are numbered, 1 the other way round, else shuffled by this seed. In the first, copies
+    // to shared memory are made when they begin, in the others when they are waited for.
     uint32_t order;
 };
 
@@ -57,6 +58,19 @@ void block_barrier();
 void warp_barrier(uint32_t lanes);
 // Lets other fibers and other operating-system threads go on: what is waited for comes from one of them.
 void give_way();
+// Sixteen bytes on their way to shared memory; zeros if they are not there.
+struct Copy {
+    void* to;
+    const void* from;
+    bool there;
+};
+
+// A device may copy at any time until the copy is waited for. Both ends of that time are tried: a thread that waits too
+// late reads what was there before, one that begins too early overwrites what another still reads.
+void begin_copy(Copy copy);
+void commit_copies();
+// Until all groups but the last `pending` have arrived.
+void wait_for_copies(uint32_t pending);
 // Gives `bits` to the other lanes, and returns what all lanes gave. Valid until the lane's next exchange.
 const uint64_t* exchange(uint32_t lanes, uint64_t bits);
 

@@ -1,7 +1,7 @@
 //! The CUDA kernels on the processor, for tests: the same `.cu` files, compiled as C++, with the threads of a block as fibers.
 //!
-//! What a kernel computes is proven here without a device. Not proven is what only a device has: memory that several blocks
-//! share at the same time, and copies that have not arrived yet.
+//! What a kernel computes is proven here without a device. Asynchronous copies arrive at once or only when they are waited for.
+//! Not proven is what only a device has: memory that several blocks of a launch share at the same time.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
@@ -15,17 +15,19 @@ pub struct Launch {
     pub order: Order,
 }
 
-/// In which order the threads of a block run, between what makes them wait. A kernel whose result depends on it lacks a
-/// barrier.
+/// In which order the threads of a block run, between what makes them wait, and when their asynchronous copies arrive. A kernel
+/// whose result depends on it lacks a barrier, or a wait.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order(u32);
 
 impl Order {
+    /// As they are numbered; copies arrive at once.
     pub const FORWARD: Order = Order(0);
+    /// The other way round; copies arrive when they are waited for.
     pub const BACKWARD: Order = Order(1);
 
-    /// Another one at every barrier.
+    /// Another one at every barrier; copies arrive when they are waited for.
     pub fn shuffled(seed: u32) -> Self {
         Order(seed.max(2))
     }

@@ -125,18 +125,18 @@ inline void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
     }
 }
 
-// At once: a kernel that reads what it has not waited for is not found out by this.
+// At once, or only when it is waited for: the launch says which.
 inline void copy_async(void* to, const void* from, bool there) {
-    if (there) {
-        std::memcpy(to, from, 16);
-    } else {
-        std::memset(to, 0, 16);
-    }
+    skep_host::begin_copy({to, from, there});
 }
 
-inline void copy_commit() {}
+inline void copy_commit() {
+    skep_host::commit_copies();
+}
 
 template <int PENDING>
-inline void copy_wait() {}
+inline void copy_wait() {
+    skep_host::wait_for_copies(PENDING);
+}
 
 #endif
