@@ -40,6 +40,14 @@ pub enum KernelError {
     Compilation { source_name: &'static str, architecture: Architecture, log: String },
     #[error("no kernels for a device of compute capability {major}.{minor}: they are made for {made_for}")]
     Architecture { major: u32, minor: u32, made_for: &'static str },
+    #[error("no CUDA device: {reason}")]
+    NoDevice { reason: String },
+    #[error("{bytes} bytes of device memory are needed, and {free} are free")]
+    DeviceMemory { bytes: usize, free: usize },
+    #[error("there is no kernel {kernel} on the device")]
+    NoKernel { kernel: String },
+    #[error("the CUDA driver: {call} failed: {reason}")]
+    Driver { call: &'static str, reason: String },
     #[error("could not start a worker thread: {reason}")]
     Thread { reason: String },
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use super::architecture::Architecture;
 use super::compile::{Compiler, Origin};
@@ -111,7 +111,7 @@ fn table(usages: &[(Architecture, Usage)]) -> String {
     text
 }
 
-fn nvrtc() -> Nvrtc {
+pub(super) fn nvrtc() -> Nvrtc {
     let place = installed().or_else(|why| {
         // A machine without a package index may have a toolkit.
         Nvrtc::open(None).map(|nvrtc| nvrtc.place().to_owned()).map_err(|error| format!("{why}\n{error}"))
@@ -122,15 +122,18 @@ fn nvrtc() -> Nvrtc {
 }
 
 /// In the target folder, which this test runs from.
-fn folder() -> PathBuf {
+pub(super) fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).expect("target/profile/deps/test").join("nvrtc")
 }
 
-/// The library of the Python package, installed when it is needed first.
+/// The library of the Python package, installed when it is needed first; looked for once.
 fn installed() -> Result<PathBuf, String> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock();
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    FOUND.get_or_init(install).clone()
+}
+
+fn install() -> Result<PathBuf, String> {
     let ready = folder().join("package");
     if !ready.exists() {
         let unfinished = folder().join(format!("package.{}", std::process::id()));

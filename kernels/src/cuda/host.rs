@@ -1,12 +1,12 @@
 //! Runs kernels on the processor, and holds what tests compare.
 
-use super::{Activation, Address, Launch};
+use super::{Activation, Address, Launch, on_device};
 use crate::random::Random;
 use half::{bf16, f16};
 use skep_cuda_host::Order;
 
-/// Runs a kernel in several orders of its threads. `written` is all that it writes; it begins as it is each time, and has to
-/// end the same.
+/// Runs a kernel in several orders of its threads. `written` is all that is looked at of what it writes; it begins as it is
+/// each time, and has to end the same. Where there is a device, the kernel runs there last, and what it wrote is left.
 pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16]]) {
     let Launch { kernel, grid, block, shared_bytes } = launch;
     let copy = |values: &[&mut [u16]]| values.iter().map(|values| values.to_vec()).collect::<Vec<_>>();
@@ -25,9 +25,16 @@ pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16
         let first = first.get_or_insert_with(|| after.clone());
         assert!(*first == after, "{kernel} depends on the order of its threads");
     }
+    on_device::with(|device| {
+        for (values, before) in written.iter_mut().zip(&before) {
+            values.copy_from_slice(before);
+        }
+        on_device::run(device, launch, params);
+    });
 }
 
 pub(super) fn address<T>(values: &[T]) -> Address {
+    on_device::remember(values);
     Address(values.as_ptr() as u64)
 }
 

@@ -2,11 +2,13 @@
 //!
 //! One file an operation, of the same name as its `.cu`: the struct that the kernel takes, and a function that checks shapes
 //! and gives the launch. Tests run the kernels on the processor, in several orders of their threads, against a plain
-//! reference in higher precision. `compile` makes modules of the sources for a device's architecture.
+//! reference in higher precision. `compile` makes modules of the sources for a device's architecture, and `device` loads and
+//! launches them; where there is a device, the same tests run there too.
 
 pub mod architecture;
 pub mod compile;
 mod cubin_cache;
+pub mod device;
 pub mod nvrtc;
 pub mod source;
 pub mod usage;
@@ -27,6 +29,8 @@ pub mod swiglu;
 mod compile_tests;
 #[cfg(test)]
 mod host;
+#[cfg(test)]
+mod on_device;
 
 use crate::KernelError;
 
