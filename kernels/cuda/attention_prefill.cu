@@ -1,7 +1,7 @@
 // Causal attention of prompt rows over paged keys and values, with tensor cores.
 //
 // A block takes 64 consecutive query rows of one sequence and one head: a warp sixteen of them. Keys and values come in
-// tiles of 64 positions through shared memory, the next while this one is used. Per row the softmax state (m, d) and the
+// tiles of 64 positions, or 32, through shared memory, the next while this one is used. Per row the softmax state (m, d) and the
 // sums stay in registers; scores become the left side of the second product without leaving them.
 //
 // Each key and value is read once for 64 rows: 4 · rows · context · head_size operations a head, the floor.
@@ -9,8 +9,11 @@
 #include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS = 64;
-constexpr int TILE_KEYS = 64;
 constexpr int PREFILL_WARPS = TILE_ROWS / 16;
+
+// Positions of a tile: wide heads have fewer, so that two of keys and two of values fit the 99 KiB that every architecture has.
+template <int HEAD_SIZE>
+constexpr int KEYS = HEAD_SIZE > 128 ? 32 : 64;
 
 // 64 rows, or fewer, of one sequence.
 struct QueryTile {
@@ -42,6 +45,7 @@ constexpr int PAD = 8;
 template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void* pages, const uint32_t* table,
                                      uint32_t kv_head, uint32_t first, uint32_t end, T* tile) {
+    constexpr int TILE_KEYS = KEYS<HEAD_SIZE>;
     constexpr int CHUNKS = HEAD_SIZE / 8;
     for (uint32_t i = threadIdx.x; i < TILE_KEYS * CHUNKS; i += blockDim.x) {
         const uint32_t position = first + i / CHUNKS;
@@ -57,6 +61,7 @@ SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void
 // Grid: (tiles, heads). Block: PREFILL_WARPS warps.
 template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
+    constexpr int TILE_KEYS = KEYS<HEAD_SIZE>;
     constexpr int STRIDE = HEAD_SIZE + PAD;
     constexpr int STEPS = HEAD_SIZE / 16;
     const QueryTile tile = p.tiles[blockIdx.x];
@@ -202,7 +207,8 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     ATTENTION_PREFILL(T, 32)     \
     ATTENTION_PREFILL(T, 64)     \
     ATTENTION_PREFILL(T, 96)     \
-    ATTENTION_PREFILL(T, 128)
+    ATTENTION_PREFILL(T, 128)    \
+    ATTENTION_PREFILL(T, 256)
 
 ATTENTION_PREFILL_ALL(bf16)
 ATTENTION_PREFILL_ALL(f16)

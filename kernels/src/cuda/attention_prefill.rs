@@ -5,9 +5,8 @@ use crate::KernelError;
 
 /// As in the kernel.
 const TILE_ROWS: u32 = 64;
-const TILE_KEYS: u32 = 64;
 const PAD: u32 = 8;
-const HEAD_SIZES: [u32; 5] = [16, 32, 64, 96, 128];
+const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +77,8 @@ pub fn launch(
     })?;
     super::multiple_of_8(OP, "q_stride", params.q_stride)?;
     let name = format!("attention_prefill_{head_size}_{}", activation.suffix());
-    let shared_bytes = (TILE_ROWS + 4 * TILE_KEYS) * (head_size + PAD) * 2;
+    let tile_keys = if head_size > 128 { 32 } else { 64 };
+    let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
     Ok(Launch { shared_bytes, ..Launch::new(name, [tiles, heads, 1], TILE_ROWS / 16 * WARP) })
 }
 
@@ -144,9 +144,37 @@ mod tests {
             for window in [0, 16, 100] {
                 check(activation, 3, 1, 64, window);
             }
-            for (heads, kv_heads, head_size) in [(2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96)] {
+            for (heads, kv_heads, head_size) in [(2, 2, 128), (1, 1, 16), (2, 1, 32), (1, 1, 96), (1, 1, 256)]
+            {
                 check(activation, heads, kv_heads, head_size, 90);
             }
         }
+    }
+    #[test]
+    fn heads_of_every_size_fit_into_what_a_block_has_on_every_architecture() {
+        // Of sm_86, sm_89 and sm_120, which have the least.
+        const LEAST: u32 = 99 << 10;
+        let none = Address::NONE;
+        let params = AttentionPrefillParams {
+            q: none,
+            keys: none,
+            values: none,
+            out: none,
+            page_tables: none,
+            tiles: none,
+            q_stride: 8,
+            table_stride: 1,
+            page_size: 16,
+            heads: 1,
+            kv_heads: 1,
+            window: 0,
+            scale: 1.0,
+        };
+        for head_size in HEAD_SIZES {
+            let launch = launch(&params, 1, head_size, Activation::Bf16).expect("a size with a kernel");
+            assert!(launch.shared_bytes <= LEAST, "{head_size}: {}", launch.shared_bytes);
+        }
+        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72").to_string();
+        assert!(refused.contains("96, 128, 256"), "{refused}");
     }
 }
