@@ -8,6 +8,7 @@ mod ai;
 mod auth;
 mod batch;
 mod grants;
+mod http;
 mod mcp;
 mod outbound;
 mod sessions;
@@ -34,6 +35,7 @@ pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag, AuthOptions};
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
+pub use http::HttpConfig;
 pub use mcp::McpConfig;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
@@ -162,16 +164,6 @@ pub struct RuntimeConfig {
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct HttpConfig {
-    pub max_body_bytes: Option<usize>,
-    /// How long running requests may go on after a signal to stop.
-    pub drain_s: Option<u64>,
-    /// Web pages that may use `/mcp`, such as `https://app.example.com`.
-    pub mcp_origins: Option<Vec<String>>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
 pub struct TelemetryConfig {
     /// The OTLP/HTTP address of a collector; traces are sent if there is one.
     pub otlp_endpoint: Option<String>,
@@ -252,19 +244,14 @@ impl Config {
         }
         set(&mut options.runtime.stack_kb, &self.runtime.stack_kb);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
-        set(&mut options.gateway.max_body_bytes, &self.http.max_body_bytes);
+        self.http.apply(&mut options.gateway)?;
         self.auth.apply(&mut options.auth);
-        set(&mut options.gateway.drain, &self.http.drain_s.map(Duration::from_secs));
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
         tenants::apply(&self.tenants, options)?;
         agents::apply(&self.agents, &mut options.engine)?;
         mcp::apply(&self.mcp, &mut options.runtime)?;
-        for origin in self.http.mcp_origins.iter().flatten() {
-            check_origin(origin)?;
-        }
-        set(&mut options.gateway.mcp.origins, &self.http.mcp_origins);
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
         options.runtime.webhooks.extend(self.webhook.iter().map(Into::into));
@@ -305,15 +292,6 @@ impl From<SpeculationConfig> for Speculation {
     }
 }
 
-/// That a browser could send it as its `Origin`: a scheme, a host and perhaps a port.
-fn check_origin(origin: &str) -> Result<()> {
-    let authority = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
-    match authority {
-        Some(authority) if !authority.is_empty() && !authority.contains(['/', '?', '#', '@']) => Ok(()),
-        _ => bail!("[http] mcp_origins: {origin:?} is no origin; write it as https://app.example.com"),
-    }
-}
-
 /// The known field that is nearest to the unknown one, out of serde's "unknown field `x`, expected one of `a`, `b`".
 fn nearest_field(message: &str) -> Option<String> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
@@ -330,7 +308,7 @@ mod tests {
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
         let config = Config::parse(
-            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\nspeculation = \"prompt-lookup\"\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\nmcp_origins = [\"https://app.example\"]\n",
+            "listen = \"0.0.0.0:9000\"\nthreads = 3\n[engine]\nreplicas = 2\nrouting = \"round-robin\"\nkv = \"f32\"\nmax_queue = 7\nspeculation = \"prompt-lookup\"\n[limits]\nmemory_mb = 16\n[http]\ndrain_s = 2\norigins = [\"https://app.example\"]\n",
         )
         .expect("valid");
         let mut options = ServerOptions::default();
@@ -345,7 +323,7 @@ mod tests {
         assert_eq!(options.runtime.ceilings.memory_mb, 16);
         assert_eq!(options.runtime.ceilings.cpu_ms, before.runtime.ceilings.cpu_ms);
         assert_eq!(options.gateway.drain, Duration::from_secs(2));
-        assert_eq!(options.gateway.mcp.origins, ["https://app.example"]);
+        assert_eq!(options.gateway.origins, ["https://app.example"]);
         assert_eq!(options.model, before.model);
     }
 
@@ -407,15 +385,6 @@ mod tests {
         assert!(error.contains("memroy_mb") && error.contains("did you mean `memory_mb`?"), "{error}");
         let error = Config::parse("lisen = \"127.0.0.1:1\"\n").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `listen`?"), "{error}");
-    }
-
-    #[test]
-    fn an_origin_that_no_browser_sends_is_an_error() {
-        for origin in ["app.example", "https://", "https://app.example/", "ftp://app.example"] {
-            let config = Config::parse(&format!("[http]\nmcp_origins = [\"{origin}\"]\n")).expect("a list");
-            let error = config.apply(&mut ServerOptions::default()).expect_err(origin).to_string();
-            assert!(error.contains("write it as https://app.example.com"), "{error}");
-        }
     }
 
     #[test]

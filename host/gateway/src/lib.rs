@@ -53,6 +53,9 @@ pub struct GatewayOptions {
     /// Of a component that is deployed.
     pub max_component_bytes: usize,
     pub access: AccessOptions,
+    /// Web pages that may use this host, such as `https://app.example.com`. Any other request that a page makes is refused,
+    /// because a page can make a browser talk to a host that only the browser reaches. Programs send no `Origin`.
+    pub origins: Vec<String>,
     /// Engines tell it what tenants get, if it is their meter.
     pub rates: Arc<RateLimiter>,
     /// How long running requests may go on once the server is to stop.
@@ -70,6 +73,7 @@ impl Default for GatewayOptions {
             max_body_bytes: 16 << 20,
             max_component_bytes: 64 << 20,
             access: AccessOptions::default(),
+            origins: Vec::new(),
             rates: Arc::default(),
             drain: Duration::from_secs(30),
             model_names: BTreeMap::new(),
@@ -218,6 +222,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .layer(middleware::from_fn_with_state(gateway.clone(), access::authorize))
         .layer(middleware::map_response(error::in_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(middleware::from_fn_with_state(gateway.clone(), access::guard))
         .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
         .with_state(gateway.clone());
     // Around all routes, because it runs before a request finds its route.

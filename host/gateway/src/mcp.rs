@@ -31,12 +31,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tracing::Span;
 
-/// Bounds of `/mcp`, and who may use it from a browser.
+/// Bounds of `/mcp`.
 #[derive(Clone, Debug)]
 pub struct McpOptions {
-    /// Web pages that may ask, such as `https://app.example.com`. Any other request with an `Origin` is refused, because a
-    /// page can make a browser talk to a host that only the browser reaches. Programs send none.
-    pub origins: Vec<String>,
     /// Clients that are remembered. The one unused for longest is forgotten first, and introduces itself again.
     pub max_sessions: usize,
     /// How long a client is remembered that says nothing. It is longer than any turn.
@@ -49,7 +46,6 @@ pub struct McpOptions {
 impl Default for McpOptions {
     fn default() -> Self {
         McpOptions {
-            origins: Vec::new(),
             max_sessions: 1_000,
             session_idle: Duration::from_secs(30 * 60),
             approval_wait: Duration::from_secs(45),
@@ -71,10 +67,9 @@ impl Mcp {
     pub(crate) fn new(host: AgentHost, options: &McpOptions, max_body_bytes: usize) -> Self {
         let closing = watch::Sender::new(false);
         let config = StreamableHttpServerConfig::default()
-            // Whatever name the host is reached by: the check of `Origin` is what keeps pages out.
+            // Both are checked for all routes (`access::guard`).
             .disable_allowed_hosts()
-            .with_allowed_origins(options.origins.iter().map(|origin| with_port(origin)))
-            .enforce_origin_validation()
+            .disable_allowed_origins()
             .with_max_request_body_bytes(max_body_bytes);
         let sessions = BoundedSessions::new(options.max_sessions, options.session_idle);
         let (ending, approval_wait) = (closing.subscribe(), options.approval_wait);
@@ -117,38 +112,4 @@ pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> R
         let _ = closing.wait_for(|closing| *closing).await;
     };
     Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
-}
-
-/// An origin without a port means its scheme's own.
-fn with_port(origin: &str) -> String {
-    let port = match origin.split_once("://") {
-        Some(("https", rest)) if !has_port(rest) => ":443",
-        Some(("http", rest)) if !has_port(rest) => ":80",
-        _ => "",
-    };
-    format!("{origin}{port}")
-}
-
-fn has_port(authority: &str) -> bool {
-    authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::with_port;
-
-    #[test]
-    fn an_origin_is_of_one_port() {
-        for (origin, expected) in [
-            ("https://app.example.com", "https://app.example.com:443"),
-            ("http://localhost", "http://localhost:80"),
-            ("http://localhost:3000", "http://localhost:3000"),
-            ("http://localhost:*", "http://localhost:*"),
-            ("http://[::1]", "http://[::1]:80"),
-            ("http://[::1]:90", "http://[::1]:90"),
-            ("null", "null"),
-        ] {
-            assert_eq!(with_port(origin), expected);
-        }
-    }
 }

@@ -78,7 +78,8 @@ All of its settings:
              max_component_bytes, max_artifact_bytes, compile_s, mailbox,
              stack_kb
   [auth]     required, open_metrics
-  [http]     max_body_bytes, drain_s, mcp_origins
+  [http]     max_body_bytes, drain_s, origins (web pages that may use the
+             host, such as \"https://app.example.com\")
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
              tools, see: skep mcp --help
   [ai]       models: what clients of /ai/run call a model, such as

@@ -50,7 +50,8 @@ impl AuthOptions {
                  127.0.0.1; or insist with --insecure"
             );
         }
-        Ok(AccessOptions { keys_required, open_metrics: self.open_metrics })
+        let local_names_only = is_local && !keys_required;
+        Ok(AccessOptions { keys_required, open_metrics: self.open_metrics, local_names_only })
     }
 }
 
@@ -62,7 +63,9 @@ mod tests {
     fn keys_are_asked_for_unless_only_this_machine_can_connect_or_the_operator_insists() {
         let at = |required, insecure, address: &str| {
             let options = AuthOptions { required, insecure, open_metrics: false };
-            options.at(address.parse().expect("an address")).map(|access| access.keys_required)
+            let access = options.at(address.parse().expect("an address"))?;
+            assert_eq!(access.local_names_only, !access.keys_required && !insecure, "{address}");
+            anyhow::Ok(access.keys_required)
         };
         for local in ["127.0.0.1", "::1", "127.8.0.1"] {
             assert!(!at(None, false, local).expect("the default"));

@@ -1,6 +1,6 @@
 //! Who asks, and whether they may: before any handler sees a request.
 //!
-//! [`identify`] runs before a request finds its route: it finds the tenant, and writes the tenant's own name into the path
+//! [`guard`] keeps web pages out that the operator did not name. [`identify`] runs before a request finds its route: it finds the tenant, and writes the tenant's own name into the path
 //! of a session, so that no handler can reach a session of another tenant by forgetting to look. [`authorize`] runs
 //! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most. What invokes
 //! something is then counted (`rates`).
@@ -9,9 +9,11 @@ mod caller;
 mod presented_key;
 mod roles;
 mod session_path;
+mod web_pages;
 
 pub(crate) use caller::Caller;
 pub(crate) use roles::is_of_workers_ai;
+pub(crate) use web_pages::guard;
 
 use crate::{ApiError, Gateway, rates::Standing};
 use axum::{
@@ -30,6 +32,8 @@ pub struct AccessOptions {
     pub keys_required: bool,
     /// `/metrics` is for everyone.
     pub open_metrics: bool,
+    /// Only names that mean this machine everywhere are answered to, because whoever reaches the host is the operator.
+    pub local_names_only: bool,
 }
 
 /// What [`identify`] found, for [`authorize`].

@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_route_that_nobody_listed_needs_an_admin() {
-        let options = AccessOptions { keys_required: true, open_metrics: false };
+        let options = AccessOptions { keys_required: true, ..AccessOptions::default() };
         let need = |method, route| need(&method, route, &options);
         assert_eq!(need(Method::GET, Some("/v1/secrets")), Some(Admin));
         assert_eq!(need(Method::PUT, Some("/v1/models")), Some(Admin));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_invokes_is_counted_and_nothing_else() {
-        let options = AccessOptions { keys_required: true, open_metrics: false };
+        let options = AccessOptions { keys_required: true, ..AccessOptions::default() };
         let counted: Vec<String> = ROUTES
             .iter()
             .filter(|(method, path, _)| is_counted(method, Some(path), &options))

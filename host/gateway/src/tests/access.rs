@@ -16,7 +16,7 @@ const SESSION: &str = "/v1/agents/echo/sessions/s";
 
 /// Asks for keys, and has an agent with a route of its own.
 async fn guarded() -> Server {
-    let access = AccessOptions { keys_required: true, open_metrics: false };
+    let access = AccessOptions { keys_required: true, ..AccessOptions::default() };
     let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;
     for manifest in [
         "name = \"echo\"\n[[trigger.http]]\nroute = \"/echo/{session}\"",

@@ -231,8 +231,8 @@ fn initialize() -> Value {
 
 #[tokio::test]
 async fn requests_that_are_none_are_refused_in_the_shape_of_all_others() {
-    let mcp = McpOptions { origins: vec!["https://app.example".into()], ..McpOptions::default() };
-    let options = GatewayOptions { max_body_bytes: 4096, mcp, ..GatewayOptions::default() };
+    let origins = vec!["https://app.example".into()];
+    let options = GatewayOptions { max_body_bytes: 4096, origins, ..GatewayOptions::default() };
     let server = Server::with(options).await;
     let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
     let large = raw(" ".repeat(5000), &[]);

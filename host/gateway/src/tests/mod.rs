@@ -16,4 +16,5 @@ mod streaming;
 mod streams;
 mod token_budgets;
 mod turns;
+mod web_pages;
 mod workers_ai;

@@ -35,7 +35,7 @@ impl Limited {
         let hand = now.clone();
         let clock: Clock = Arc::new(move || *hand.lock().unwrap());
         let rates = Arc::new(RateLimiter::with_clock(options, clock, max_accounts));
-        let access = AccessOptions { keys_required, open_metrics: true };
+        let access = AccessOptions { keys_required, open_metrics: true, ..AccessOptions::default() };
         let options = GatewayOptions { access, rates: rates.clone(), ..GatewayOptions::default() };
         let server = Server::with(options).await;
         let manifest = "name = \"echo\"\n[[trigger.http]]\nroute = \"/echo/{session}\"";

@@ -1,0 +1,200 @@
+//! Which web pages may make a browser ask, and by which names a host without keys may be asked for.
+//!
+//! A browser reaches hosts that a page's author does not: the one on its own machine, which asks for no key. So a page is
+//! refused unless the operator named its origin, and a host that is for its own machine answers only to that machine's
+//! names, because a page may have any other name mean its address (DNS rebinding).
+
+use crate::{ApiError, Gateway};
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::Authority},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use std::net::IpAddr;
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// What a page may send. `*` would leave out the API key.
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE");
+/// What a page may read, which is everything.
+const EVERYTHING: HeaderValue = HeaderValue::from_static("*");
+/// How long a browser remembers what it was told, in seconds.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+/// Of a header that an error repeats.
+const MAX_SHOWN: usize = 200;
+
+/// Before every route, those that ask for no key and the agents' own too.
+pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    let granted = &gateway.options.origins;
+    let page = match page(request.headers(), granted) {
+        Ok(page) => page,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if gateway.options.access.local_names_only
+        && let Err(refusal) = is_local_name(&request, granted)
+    {
+        return refusal.into_response();
+    }
+    let Some(origin) = page else { return next.run(request).await };
+    let asked_headers = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let is_preflight = request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response =
+        if is_preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if is_preflight {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        if let Some(asked) = asked_headers {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked);
+        }
+    } else {
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EVERYTHING);
+    }
+    response
+}
+
+/// The origin of the page that makes a browser ask, if one does. Programs send none.
+fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, ApiError> {
+    let mut page = None;
+    for origin in headers.get_all(header::ORIGIN) {
+        let text = origin.to_str().unwrap_or_default();
+        if !granted.iter().any(|granted| matches(granted, text)) {
+            return Err(foreign_page(text));
+        }
+        page = Some(origin.clone());
+    }
+    let comes_from_elsewhere =
+        headers.get_all(FETCH_SITE).iter().any(|site| site != "none" && site != "same-origin");
+    if page.is_none() && comes_from_elsewhere {
+        let message = "a web page of another site makes the browser ask, and no origin comes with the request; pages may \
+                       use this host if skep.toml names their origins, such as `[http] origins = \
+                       [\"https://app.example.com\"]`, and if they ask with CORS";
+        return Err(forbidden(message.to_owned()));
+    }
+    Ok(page)
+}
+
+fn foreign_page(origin: &str) -> ApiError {
+    let shown: String = origin.chars().take(MAX_SHOWN).collect();
+    forbidden(match shown.as_str() {
+        "null" | "" => "web pages without an origin of their own may not use this host".to_owned(),
+        shown => format!(
+            "web pages of {shown} may not use this host; if they may, say so in skep.toml: `[http] origins = \
+             [\"{shown}\"]`"
+        ),
+    })
+}
+
+fn forbidden(message: String) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+}
+
+/// Whether the request is for this machine by a name that cannot mean another one, or by that of a granted origin.
+fn is_local_name(request: &Request, granted: &[String]) -> Result<(), ApiError> {
+    // HTTP/2 has the name there, and only there. No browser leaves out both.
+    let in_path = request.uri().authority().map(|authority| Ok(authority.clone()));
+    let in_headers = request.headers().get_all(header::HOST).iter();
+    for name in in_headers.map(|host| Authority::try_from(host.as_bytes())).chain(in_path) {
+        let name = name.as_ref().map(Authority::host).unwrap_or_default();
+        let is_granted = || {
+            let hosts = granted.iter().filter_map(|origin| authority(origin));
+            hosts.filter_map(|host| Authority::try_from(host).ok()).any(|host| same(host.host(), name))
+        };
+        if !is_loopback(name) && !is_granted() {
+            let shown: String = name.chars().take(MAX_SHOWN).collect();
+            let message = format!(
+                "this host asks for no key, so it answers only as localhost, 127.0.0.1 and [::1], and not as {shown:?}; \
+                 ask for keys with `[auth] required = true` in skep.toml, or name what {shown:?} is with `[http] origins = \
+                 [\"http://{shown}\"]`"
+            );
+            return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, "host_not_allowed", message));
+        }
+    }
+    Ok(())
+}
+
+fn is_loopback(name: &str) -> bool {
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    same(name, "localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether an origin is a granted one, which has any port if it ends in `:*`.
+fn matches(granted: &str, origin: &str) -> bool {
+    match granted.strip_suffix(":*") {
+        Some(granted) => same(granted, without_port(origin)),
+        None => same(&with_port(granted), &with_port(origin)),
+    }
+}
+
+fn same(one: &str, other: &str) -> bool {
+    one.eq_ignore_ascii_case(other)
+}
+
+fn authority(origin: &str) -> Option<&str> {
+    origin.split_once("://").map(|(_, authority)| authority.trim_end_matches(":*"))
+}
+
+/// An origin without a port means its scheme's own.
+fn with_port(origin: &str) -> String {
+    let port = match origin.split_once("://") {
+        Some(("https", rest)) if port(rest).is_none() => ":443",
+        Some(("http", rest)) if port(rest).is_none() => ":80",
+        _ => "",
+    };
+    format!("{origin}{port}")
+}
+
+fn without_port(origin: &str) -> &str {
+    match port(origin.split_once("://").map_or("", |(_, rest)| rest)) {
+        Some(port) => &origin[..origin.len() - port.len() - 1],
+        None => origin,
+    }
+}
+
+fn port(authority: &str) -> Option<&str> {
+    authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.contains(']'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_of_one_port_unless_all_are_granted() {
+        for (granted, origin, expected) in [
+            ("https://app.example.com", "https://app.example.com", true),
+            ("https://app.example.com", "https://APP.example.com:443", true),
+            ("https://app.example.com", "https://app.example.com:444", false),
+            ("https://app.example.com", "http://app.example.com", false),
+            ("https://app.example.com", "https://app.example.com.evil.example", false),
+            ("http://localhost:3000", "http://localhost:3000", true),
+            ("http://localhost", "http://localhost:3000", false),
+            ("http://localhost:*", "http://localhost:3000", true),
+            ("http://localhost:*", "http://localhost", true),
+            ("http://localhost:*", "http://localhost.evil.example:3000", false),
+            ("http://[::1]", "http://[::1]:80", true),
+            ("http://[::1]:*", "http://[::1]:90", true),
+            ("http://[::1]:90", "http://[::1]", false),
+            ("https://app.example.com", "null", false),
+            ("https://app.example.com", "", false),
+        ] {
+            assert_eq!(matches(granted, origin), expected, "{granted} and {origin}");
+        }
+    }
+
+    #[test]
+    fn only_names_of_this_machine_mean_this_machine() {
+        for name in ["localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "[::1]"] {
+            assert!(is_loopback(name), "{name}");
+        }
+        for name in
+            ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7", "[::2]"]
+        {
+            assert!(!is_loopback(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Web pages that make a browser ask, and names of a host that asks for no key.
+
+use super::{
+    fixture::{Answer, Server},
+    turns::echo,
+};
+use crate::{AccessOptions, GatewayOptions};
+use axum::{
+    body::Body,
+    http::{Method, Request},
+};
+use skep_runtime::Manifest;
+
+const PAGE: &str = "https://app.example";
+
+async fn server(access: AccessOptions) -> Server {
+    let options = GatewayOptions { access, origins: vec![PAGE.to_owned()], ..GatewayOptions::default() };
+    let server = Server::with(options).await;
+    let manifest = "name = \"echo\"\n[[trigger.http]]\nroute = \"/echo/{session}\"";
+    server.host.deploy(Manifest::from_toml(manifest).unwrap(), echo(), "tester").await.unwrap();
+    server
+}
+
+async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let request =
+        headers.iter().fold(Request::builder().method(method).uri(path), |request, (name, value)| {
+            request.header(*name, *value)
+        });
+    let body = Body::from(r#"{"text":"hi"}"#);
+    server.send(request.header("content-type", "application/json").body(body).unwrap()).await
+}
+
+#[tokio::test]
+async fn a_page_that_nobody_named_reaches_no_route_and_has_no_turn() {
+    let server = server(AccessOptions::default()).await;
+    let routes = [
+        (Method::POST, "/v1/agents/echo/sessions/s/messages"),
+        (Method::POST, "/echo/s"),
+        (Method::DELETE, "/v1/agents/echo"),
+        (Method::POST, "/v1/keys"),
+        (Method::POST, "/ai/run/tiny"),
+        (Method::OPTIONS, "/v1/keys"),
+        (Method::GET, "/v1/agents"),
+        (Method::GET, "/healthz"),
+        (Method::GET, "/nothing/here"),
+    ];
+    for (method, path) in routes {
+        for page in [
+            ("origin", "https://evil.example"),
+            ("origin", "http://localhost:8080"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            // Another port of this machine.
+            ("sec-fetch-site", "same-site"),
+        ] {
+            let answer = ask(&server, method.clone(), path, &[page]).await;
+            let code = answer.error()["code"].take();
+            assert_eq!(
+                (answer.status.as_u16(), code.as_str()),
+                (403, Some("origin_not_allowed")),
+                "{path} {page:?}"
+            );
+            assert!(!answer.headers.contains_key("access-control-allow-origin"), "{path} {page:?}");
+        }
+    }
+    let refusal =
+        ask(&server, Method::GET, "/v1/agents", &[("origin", "https://evil.example")]).await.error();
+    let message = refusal["message"].as_str().unwrap();
+    assert!(message.contains("[http] origins = [\"https://evil.example\"]"), "{message}");
+    let two = [("origin", PAGE), ("origin", "https://evil.example")];
+    assert_eq!(ask(&server, Method::GET, "/v1/agents", &two).await.status, 403);
+    assert_eq!(server.get("/v1/agents/echo").await.status, 200, "it was not deleted");
+    assert_eq!(server.get("/v1/agents/echo/sessions/s").await.status, 404, "no turn began");
+    for typed in ["none", "same-origin"] {
+        assert_eq!(ask(&server, Method::GET, "/v1/agents", &[("sec-fetch-site", typed)]).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_named_page_asks_first_and_then_reads_the_answer() {
+    let server = server(AccessOptions { keys_required: true, ..AccessOptions::default() }).await;
+    let asks_first = [
+        ("origin", PAGE),
+        ("sec-fetch-site", "cross-site"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization,content-type"),
+    ];
+    for path in ["/v1/agents/echo/sessions/s/messages", "/echo/s", "/mcp"] {
+        let allowed = ask(&server, Method::OPTIONS, path, &asks_first).await;
+        assert_eq!(allowed.status, 204, "{path}: {}", allowed.text);
+        assert_eq!(allowed.headers["access-control-allow-origin"], PAGE);
+        assert_eq!(allowed.headers["access-control-allow-headers"], "authorization,content-type");
+        let methods = allowed.headers["access-control-allow-methods"].to_str().unwrap();
+        assert!(methods.contains("POST") && methods.contains("DELETE"), "{methods}");
+        // The page is no key.
+        let answer = ask(&server, Method::POST, path, &[("origin", PAGE)]).await;
+        assert_eq!(answer.status, 401, "{path}: {}", answer.text);
+        assert_eq!(answer.headers["access-control-allow-origin"], PAGE);
+        assert_eq!(answer.headers["vary"], "origin");
+    }
+}
+
+#[tokio::test]
+async fn a_host_without_keys_answers_only_to_names_of_its_machine() {
+    let server = server(AccessOptions { local_names_only: true, ..AccessOptions::default() }).await;
+    for path in ["/v1/agents", "/healthz", "/mcp", "/echo/s"] {
+        for name in ["evil.example:8080", "localhost.evil.example", "10.0.0.7:8080", "", "a b"] {
+            let answer = ask(&server, Method::POST, path, &[("host", name)]).await;
+            let error = answer.error();
+            assert_eq!(
+                (answer.status.as_u16(), error["code"].as_str()),
+                (421, Some("host_not_allowed")),
+                "{path} {name}"
+            );
+            assert!(error["message"].as_str().unwrap().contains("[auth] required = true"), "{error}");
+        }
+    }
+    let two = [("host", "localhost"), ("host", "evil.example")];
+    assert_eq!(ask(&server, Method::GET, "/v1/agents", &two).await.status, 421);
+    for name in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "localhost", "app.example"] {
+        assert_eq!(ask(&server, Method::GET, "/v1/agents", &[("host", name)]).await.status, 200, "{name}");
+    }
+    let rebound = ask(&server, Method::GET, "http://evil.example/v1/agents", &[]).await;
+    assert_eq!(rebound.status, 421, "the name that HTTP/2 has in the path");
+}
