@@ -13,7 +13,7 @@ pub enum Role {
     Read,
     /// Send messages and generate.
     Invoke,
-    /// Everything: the operator's role, whatever the tenant.
+    /// Everything, of all tenants: the operator's role, so only keys of `local` have it.
     Admin,
 }
 
@@ -88,6 +88,14 @@ impl NewApiKey {
         if self.name.len() > MAX_NAME_BYTES || self.name.chars().any(char::is_control) {
             return invalid("the name of a key has at most 128 bytes and no control characters");
         }
+        if self.role == Role::Admin && !self.tenant.is_local() {
+            let message = format!(
+                "admin is the operator's role: it reaches what is of all tenants, so only keys of `local` have it; choose \
+                 invoke or read for {}, or leave out the tenant",
+                self.tenant
+            );
+            return invalid(&message);
+        }
         match &self.agents {
             Some(agents) if self.role == Role::Admin && !agents.is_empty() => {
                 invalid("an admin key is for all agents; leave out the agents, or choose invoke or read")
@@ -114,6 +122,22 @@ mod tests {
             assert_eq!(role.as_str().parse::<Role>().expect("its own name"), role);
         }
         "owner".parse::<Role>().expect_err("no such role");
+    }
+
+    #[test]
+    fn an_admin_key_of_a_tenant_would_be_the_whole_platform() {
+        let key = |tenant: &str, role| NewApiKey {
+            tenant: Tenant::new(tenant).expect("a name"),
+            role,
+            agents: None,
+            name: String::new(),
+            expires_in: None,
+            requests_per_minute: None,
+        };
+        let error = key("acme", Role::Admin).check().expect_err("the operator's").to_string();
+        assert!(error.contains("choose invoke or read for acme"), "{error}");
+        key("acme", Role::Invoke).check().expect("a tenant's own");
+        key("local", Role::Admin).check().expect("the operator's");
     }
 
     #[test]
