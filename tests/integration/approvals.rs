@@ -44,7 +44,18 @@ async fn a_models_call_waits_until_somebody_approves_it_and_is_made_once() {
         "{listed}"
     );
 
-    let path = format!("/v1/approvals/{}", asked["id"].as_str().expect("an id"));
+    let id = asked["id"].as_str().expect("an id");
+    let messages = "/v1/agents/payer/sessions/yes/messages";
+    for accept in ["application/json", "text/event-stream"] {
+        let behind = client().post(host.at(messages)).header("accept", accept).json(&json!({"text": "and?"}));
+        let behind = behind.send().await.expect("an answer");
+        assert_eq!(behind.status(), 409, "{accept}");
+        let error = behind.json::<Value>().await.expect("JSON")["error"].take();
+        assert_eq!(error["code"], "waiting_for_approval", "{error}");
+        assert!(error["message"].as_str().expect("a text").contains(id), "{error}");
+    }
+
+    let path = format!("/v1/approvals/{id}");
     let (status, refused) = host.post(&path, json!({"decision": "maybe"})).await;
     assert_eq!(status, 400, "{refused}");
     let (status, decided) = host.post(&path, json!({"decision": "approve"})).await;

@@ -162,7 +162,9 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::CallRefused { .. } => StatusCode::FORBIDDEN,
-            RuntimeError::ApprovalDecided { .. } => StatusCode::CONFLICT,
+            RuntimeError::ApprovalDecided { .. } | RuntimeError::WaitingForApproval { .. } => {
+                StatusCode::CONFLICT
+            }
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }

@@ -7,7 +7,7 @@
 use crate::{
     AgentHost, RunEvent, RuntimeError,
     capability::{Turn, log::now_ms},
-    feed::Parked,
+    feed::{Parked, Pause},
     journal::{Call, Identity, Stopped},
 };
 use serde_json::Value;
@@ -56,12 +56,18 @@ pub(crate) struct TurnApprovals {
 struct Inner {
     /// Changes with every decision about a call of this turn.
     decided: watch::Receiver<()>,
-    /// When the calls that wait are refused.
-    waiting: HashMap<u32, u64>,
+    /// The calls that wait.
+    waiting: HashMap<u32, Waiting>,
     /// Turns of other agents that were called and are parked.
     called: HashMap<u32, Parked>,
     /// Calls of the model that a person approved.
     approved: BTreeSet<String>,
+}
+
+struct Waiting {
+    approval: String,
+    /// When it is refused.
+    expires_at_ms: u64,
 }
 
 impl Wakers {
@@ -108,12 +114,20 @@ impl TurnApprovals {
         self.lock().called.remove(&call.number());
     }
 
+    /// What the turn waits for, if it does nothing else. `None`: a turn that it called goes on already.
+    pub(crate) fn pause(&self) -> Option<Pause> {
+        let inner = self.lock();
+        let own = inner.waiting.values().min_by_key(|waiting| waiting.expires_at_ms);
+        own.map(|waiting| Pause { approval: waiting.approval.clone() })
+            .or_else(|| inner.called.values().find_map(Parked::pause))
+    }
+
     /// Resolves when the turn may go on: somebody has decided, the time of a call is over, or a turn that it called goes on.
     pub(crate) async fn decided(&self) {
         let (mut decided, expires_at_ms, called) = {
             let inner = self.lock();
             let called: Vec<Parked> = inner.called.values().cloned().collect();
-            (inner.decided.clone(), inner.waiting.values().min().copied(), called)
+            (inner.decided.clone(), inner.waiting.values().map(|waiting| waiting.expires_at_ms).min(), called)
         };
         let own = async {
             let Some(at_ms) = expires_at_ms else { return std::future::pending().await };
@@ -227,7 +241,8 @@ async fn ask_store(
                 return Ok(Err(format!("{MAX_WAITING} calls of this turn wait for a person already")));
             }
             inner.decided = decided.clone();
-            inner.waiting.insert(call.number(), row.expires_at_ms);
+            let waiting = Waiting { approval: id.clone(), expires_at_ms: row.expires_at_ms };
+            inner.waiting.insert(call.number(), waiting);
         }
         // The turn is parked here, unless something else of it goes on.
         let _waits = turn.journal.waits();

@@ -83,6 +83,12 @@ pub enum RuntimeError {
     /// It is decided once.
     #[error("approval {id} {how}")]
     ApprovalDecided { id: String, how: &'static str },
+    #[error(
+        "a turn of the session waits for a person's word, approval {approval}: `skep approval approve` or `deny` decides about \
+         it, and cancelling the turn ends it; a message that is sent with `?detach=true` or with an idempotency key waits \
+         for its turn"
+    )]
+    WaitingForApproval { approval: String },
     #[error("{message}")]
     InvalidMessage { message: String },
     #[error("{message}")]
@@ -157,6 +163,7 @@ impl RuntimeError {
             Self::CallRefused { .. } => "call_refused",
             Self::ApprovalNotFound { .. } => "approval_not_found",
             Self::ApprovalDecided { .. } => "approval_decided",
+            Self::WaitingForApproval { .. } => "waiting_for_approval",
             Self::InvalidMessage { .. } => "invalid_message",
             Self::InvalidEvent { .. } => "invalid_event",
             Self::ScheduleNotFound { .. } => "schedule_not_found",

@@ -17,6 +17,8 @@ pub struct RunHandle {
     last_id: Option<u64>,
     end_told: bool,
     hold: Hold,
+    /// Of the turn in front, if who reads this would rather not wait for people.
+    in_front: Option<Parked>,
 }
 
 /// What becomes of the turn when its handle is dropped.
@@ -35,12 +37,19 @@ pub(crate) struct Feed {
     inner: Mutex<Inner>,
     changed: Notify,
     cancelled: watch::Sender<bool>,
-    parked: watch::Sender<bool>,
+    parked: watch::Sender<Option<Pause>>,
+}
+
+/// All that a turn does is to wait for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pause {
+    /// A call that somebody has to decide about, of this turn or of one that it waits for.
+    pub(crate) approval: String,
 }
 
 /// Whether a turn only waits for people.
 #[derive(Clone, Debug)]
-pub(crate) struct Parked(watch::Receiver<bool>);
+pub(crate) struct Parked(watch::Receiver<Option<Pause>>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -71,7 +80,7 @@ pub(crate) struct TurnEnd {
 impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
-        let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(false));
+        let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(None));
         Arc::new(Feed { turn_id, inner, changed, cancelled, parked })
     }
 
@@ -93,7 +102,7 @@ impl Feed {
 
     /// A reader of all events from the first one.
     pub(crate) fn follow(self: &Arc<Self>, hold: Hold) -> RunHandle {
-        RunHandle { feed: self.clone(), told: 0, last_id: None, end_told: false, hold }
+        RunHandle { feed: self.clone(), told: 0, last_id: None, end_told: false, hold, in_front: None }
     }
 
     pub(crate) fn cancel(&self) {
@@ -114,7 +123,7 @@ impl Feed {
             Err(error) => End::Failed { code: error.code(), message: error.to_string(), error: Some(error) },
         };
         drop(inner);
-        self.parked.send_replace(false);
+        self.parked.send_replace(None);
         self.changed.notify_waiters();
     }
 
@@ -139,6 +148,12 @@ impl RunHandle {
         Parked(self.feed.parked.subscribe())
     }
 
+    /// Ends with an error when the turn in front waits for people before this one has begun.
+    pub(crate) fn behind(mut self, in_front: Parked) -> Self {
+        self.in_front = Some(in_front);
+        self
+    }
+
     /// The next event. `None` after `Done` or an error.
     pub async fn next(&mut self) -> Option<Result<RunEvent, RuntimeError>> {
         loop {
@@ -147,6 +162,8 @@ impl RunHandle {
             tokio::pin!(changed);
             // From here on no change is missed.
             changed.as_mut().enable();
+            // Looked at before the events: the pause that this turn itself makes comes after its first one.
+            let pause = self.in_front.as_ref().filter(|_| self.told == 0).and_then(Parked::pause);
             {
                 let mut inner = feed.lock();
                 if let Some((id, event)) = inner.events.get(self.told) {
@@ -155,7 +172,13 @@ impl RunHandle {
                     return Some(Ok(event.clone()));
                 }
                 match &mut inner.end {
-                    End::Open => {}
+                    End::Open if self.end_told => return None,
+                    End::Open => {
+                        if let Some(Pause { approval }) = pause {
+                            self.end_told = true;
+                            return Some(Err(RuntimeError::WaitingForApproval { approval }));
+                        }
+                    }
                     End::Failed { code, message, error } if !self.end_told => {
                         self.end_told = true;
                         let failed = || RuntimeError::TurnFailed { code, message: message.clone() };
@@ -164,7 +187,13 @@ impl RunHandle {
                     End::Done | End::Failed { .. } => return None,
                 }
             }
-            changed.await;
+            match self.in_front.as_mut().filter(|_| self.told == 0) {
+                None => changed.await,
+                Some(in_front) => tokio::select! {
+                    () = changed => {}
+                    () = in_front.begins() => {}
+                },
+            }
         }
     }
 
@@ -180,9 +209,18 @@ impl RunHandle {
 }
 
 impl Parked {
+    pub(crate) fn new(pauses: watch::Receiver<Option<Pause>>) -> Self {
+        Parked(pauses)
+    }
+
+    /// While the turn only waits for people.
+    pub(crate) fn pause(&self) -> Option<Pause> {
+        self.0.borrow().clone()
+    }
+
     /// Resolves while the turn only waits for people.
     pub(crate) async fn begins(&mut self) {
-        if self.0.wait_for(|parked| *parked).await.is_err() {
+        if self.0.wait_for(Option::is_some).await.is_err() {
             // Its feed is gone, and it never will.
             std::future::pending::<()>().await;
         }
@@ -191,7 +229,7 @@ impl Parked {
     /// Resolves when it goes on, or has ended.
     pub(crate) async fn ends(&mut self) {
         // A feed that is gone is of a turn that has ended.
-        let _ = self.0.wait_for(|parked| !*parked).await;
+        let _ = self.0.wait_for(Option::is_none).await;
     }
 }
 
@@ -219,8 +257,8 @@ impl TurnEnd {
     }
 
     /// The turn waits for people now, or goes on.
-    pub(crate) fn set_parked(&self, parked: bool) {
-        self.feed.parked.send_replace(parked);
+    pub(crate) fn set_parked(&self, pause: Option<Pause>) {
+        self.feed.parked.send_replace(pause);
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
@@ -282,6 +320,27 @@ mod tests {
         let handle = feed.follow(Hold::Cancels);
         drop(TurnEnd::new(feed));
         assert_eq!(handle.outcome().await.expect_err("no outcome").code(), "cancelled");
+    }
+
+    #[tokio::test]
+    async fn who_waits_behind_a_pause_is_told_once_and_who_has_begun_is_not() {
+        let (pauses, in_front) = watch::channel(None);
+        let feed = Feed::new("t".into());
+        let behind = || feed.follow(Hold::Watches).behind(Parked::new(in_front.clone()));
+        let (mut waits, mut begun) = (behind(), behind());
+        let told = tokio::spawn(async move { (waits.next().await, waits.next().await.is_none()) });
+        let pause = Some(Pause { approval: "t-1".into() });
+        pauses.send_replace(pause.clone());
+        let (told, is_over) = told.await.expect("it is told");
+        let error = told.expect("an end").expect_err("nobody decided");
+        assert_eq!((error.code(), is_over), ("waiting_for_approval", true));
+        pauses.send_replace(None);
+        feed.publish([(0, RunEvent::Started { turn: 1 })]);
+        // The pause of the turn itself.
+        pauses.send_replace(pause);
+        begun.next().await.expect("not over").expect("it has begun");
+        feed.end(1, Ok(outcome()));
+        assert_eq!(begun.outcome().await.expect("no pause"), outcome());
     }
 
     #[tokio::test]

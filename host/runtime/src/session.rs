@@ -15,7 +15,7 @@ pub(crate) use actor::{Answer, Command, decode_conversation};
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use turn::{StoredFailure, TurnRequest};
 
-use crate::{RuntimeError, RuntimeOptions, agent_host::Services};
+use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked};
 use actor::Actor;
 use std::{
     collections::HashMap,
@@ -52,6 +52,8 @@ struct Loaded {
     mailbox: mpsc::Sender<Envelope>,
     /// Commands that wait or run.
     pending: Arc<AtomicUsize>,
+    /// Whether its turn waits for people.
+    parked: Parked,
     remembered: Remembered,
     used_at: Instant,
     alive: watch::Sender<()>,
@@ -83,13 +85,14 @@ impl Sessions {
         }
     }
 
-    /// Puts a command into the session's mailbox; loads the session if it is not there.
+    /// Puts a command into the session's mailbox; loads the session if it is not there. What nobody can wait for, because the
+    /// turn in front waits for people, is refused; what comes back tells when that begins later.
     pub(crate) fn send(
         self: &Arc<Self>,
         services: &Arc<Services>,
         key: SessionKey,
         command: Command,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<Parked, RuntimeError> {
         let mut loaded = self.lock();
         if !loaded.contains_key(&key) {
             self.make_room(&mut loaded)?;
@@ -97,6 +100,9 @@ impl Sessions {
         }
         let session = loaded.get_mut(&key).expect("it was loaded above");
         session.used_at = Instant::now();
+        if let Some(pause) = session.parked.pause().filter(|_| !command.outlasts_a_pause()) {
+            return Err(RuntimeError::WaitingForApproval { approval: pause.approval });
+        }
         let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
         session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
             message: format!(
@@ -104,7 +110,8 @@ impl Sessions {
                 self.mailbox, key.agent, key.session
             ),
             retry_after_ms: RETRY_AFTER_MS,
-        })
+        })?;
+        Ok(session.parked.clone())
     }
 
     /// Loads a session with these turns in its mailbox, which is made larger by as many. If the session is loaded
@@ -188,10 +195,18 @@ impl Sessions {
         let (mailbox, receiver) = mpsc::channel(mailbox);
         let (alive, gone) = watch::channel(());
         let sessions: Weak<Sessions> = Arc::downgrade(self);
-        let actor = Actor::new(services.clone(), sessions, key, gone);
+        let (pauses, parked) = watch::channel(None);
+        let actor = Actor::new(services.clone(), sessions, key, gone, pauses);
         tokio::spawn(actor.run(receiver, self.idle));
         let remembered = Remembered { bytes: 0, sum: self.bytes.clone() };
-        Loaded { mailbox, pending: Arc::default(), remembered, used_at: Instant::now(), alive }
+        Loaded {
+            mailbox,
+            pending: Arc::default(),
+            parked: Parked::new(parked),
+            remembered,
+            used_at: Instant::now(),
+            alive,
+        }
     }
 
     /// Retires those unused for longest, some at once so that the next ones find room without a search.

@@ -86,9 +86,9 @@ impl Expiry {
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         let (answer, expired) = oneshot::channel();
         match sessions.send(&self.services, key, Command::Expire { before_ms, answer }) {
-            Ok(()) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
-            // It is busy, or all sessions in memory are; the next pass finds it again.
-            Err(RuntimeError::MailboxFull { .. }) => Ok(false),
+            Ok(_) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
+            // It waits for people, is busy, or all sessions in memory are; the next pass finds it again.
+            Err(RuntimeError::WaitingForApproval { .. } | RuntimeError::MailboxFull { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use crate::{
     access::{plain_session, tenant_of},
     capability::log::now_ms,
     error::known_code,
-    feed::{Feed, Hold, TurnEnd},
+    feed::{Feed, Hold, Parked, TurnEnd},
     journal,
     session::{Command, Input, Live, SessionKey, Standing, StoredFailure, TurnRequest},
 };
@@ -22,7 +22,8 @@ impl AgentHost {
     /// Puts a message into the mailbox of its session. The events of its turn come through the handle.
     ///
     /// A turn that is detached or has an idempotency key is durable when this returns, and goes on if the handle is
-    /// dropped; any other is durable when it starts, and is cancelled with its handle.
+    /// dropped; any other is durable when it starts, and is cancelled with its handle, which ends with an error when the turn
+    /// in front waits for a person.
     pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         let services = &self.inner.services;
         services.admit()?;
@@ -44,8 +45,9 @@ impl AgentHost {
         }
         let handle = feed.follow(Hold::Cancels);
         let active = services.active(&agent, &invocation.principal)?;
-        self.inner.send(turn_request(invocation, now_ms(), Standing::Attached, feed, live, active))?;
-        Ok(handle)
+        let request = turn_request(invocation, now_ms(), Standing::Attached, feed, live, active);
+        let in_front = self.inner.send(request)?;
+        Ok(handle.behind(in_front))
     }
 
     /// The events of a turn, open or ended, from its first one. Dropping the handle changes nothing.
@@ -164,7 +166,7 @@ impl Inner {
         let standing = Standing::Waiting { key, seed };
         let request = turn_request(invocation, accepted_at_ms, standing, feed, live, active);
         match self.send(request) {
-            Ok(()) => Ok(handle),
+            Ok(_) => Ok(handle),
             Err(error) => {
                 let error_body = StoredFailure::encode(&error);
                 let failure = TurnFailure {
@@ -185,7 +187,7 @@ impl Inner {
         }
     }
 
-    fn send(&self, request: TurnRequest) -> Result<(), RuntimeError> {
+    fn send(&self, request: TurnRequest) -> Result<Parked, RuntimeError> {
         let Invocation { agent, session, .. } = &request.invocation;
         let key = SessionKey { agent: agent.clone(), session: session.clone() };
         self.sessions.send(&self.services, key, Command::Turn(Box::new(request)))

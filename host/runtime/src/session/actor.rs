@@ -2,11 +2,12 @@
 //!
 //! What it remembers of the session is what the store holds. When a commit fails it forgets, and reads again.
 
-use super::{Envelope, SessionKey, Sessions, turn::TurnRequest};
+use super::{Envelope, SessionKey, Sessions, accepted::Standing, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
     capability::{StoredConversation, log::now_ms, state::State},
+    feed::Pause,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
 use std::{
@@ -47,6 +48,8 @@ pub(super) struct Actor {
     pub(super) key: SessionKey,
     /// Closed when nobody wants this actor any more.
     pub(super) gone: watch::Receiver<()>,
+    /// While its turn waits for people.
+    pub(super) pauses: watch::Sender<Option<Pause>>,
     pub(super) memory: Option<Memory>,
     sessions: Weak<Sessions>,
 }
@@ -61,14 +64,27 @@ pub(super) struct Memory {
     pub(super) conversation_bytes: BTreeMap<String, usize>,
 }
 
+impl Command {
+    /// Whether it may wait as long as people take: nobody holds a connection for it.
+    pub(super) fn outlasts_a_pause(&self) -> bool {
+        match self {
+            Command::Turn(request) => !matches!(request.standing, Standing::Attached),
+            Command::Delete(_) | Command::Expire { .. } | Command::Fork { .. } | Command::Import { .. } => {
+                false
+            }
+        }
+    }
+}
+
 impl Actor {
     pub(super) fn new(
         services: Arc<Services>,
         sessions: Weak<Sessions>,
         key: SessionKey,
         gone: watch::Receiver<()>,
+        pauses: watch::Sender<Option<Pause>>,
     ) -> Self {
-        Actor { services, key, gone, memory: None, sessions }
+        Actor { services, key, gone, pauses, memory: None, sessions }
     }
 
     /// Until the session is idle for long, or its handle is dropped.

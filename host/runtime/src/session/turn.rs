@@ -151,9 +151,12 @@ impl Actor {
             let entry = Entry::new(invocation.clone(), opened.number, received_at_ms);
             let Some(result) = self.call_guest(&services, &mut opened, end, entry).await else {
                 let parked_at = Instant::now();
-                end.set_parked(true);
+                let pause = opened.turn.approvals.pause();
+                end.set_parked(pause.clone());
+                self.pauses.send_replace(pause);
                 let waited = self.wait_parked(&services, &opened.journal, &opened.turn, end).await;
-                end.set_parked(false);
+                end.set_parked(None);
+                self.pauses.send_replace(None);
                 if let Err(error) = waited {
                     break (opened, Err(error));
                 }
