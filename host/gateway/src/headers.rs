@@ -45,7 +45,12 @@ pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
 }
 
 fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(name) else { return Ok(None) };
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        let rule = format!("the header {name} came more than once; send it once");
+        return Err(ApiError::parameter(name, rule));
+    }
     match value.to_str() {
         Ok(text) if (1..=MAX_HEADER_BYTES).contains(&text.len()) => Ok(Some(text.to_owned())),
         _ => {

@@ -9,6 +9,12 @@ const MAX_BYTES: usize = 256;
 pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let bad = |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
     let text = |value: &axum::http::HeaderValue| value.len() <= MAX_BYTES;
+    for name in ["authorization", "x-api-key"] {
+        if headers.get_all(name).iter().nth(1).is_some() {
+            let message = format!("the header {name} came more than once; send one API key");
+            return Err(ApiError::parameter(name, message));
+        }
+    }
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let value = Some(value).filter(|value| text(value)).and_then(|value| value.to_str().ok());
         let scheme_and_key = value.and_then(|value| value.split_once(' '));
@@ -34,6 +40,18 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(name, value.parse().unwrap());
         of(&headers).map(|key| key.map(str::to_owned))
+    }
+
+    #[test]
+    fn of_two_keys_none_is_taken() {
+        for name in ["authorization", "x-api-key"] {
+            let mut headers = HeaderMap::new();
+            for value in ["Bearer a", "Bearer b"] {
+                headers.append(name, value.parse().unwrap());
+            }
+            let error = of(&headers).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(name)));
+        }
     }
 
     #[test]

@@ -114,6 +114,8 @@ async fn a_key_that_is_sent_again_is_the_same_turn_and_another_message_is_refuse
     let first = send(&server, MESSAGES, "hello", key).await;
     assert_eq!((first.status.as_u16(), first.json()["turn"].as_u64()), (200, Some(1)));
     assert_eq!(send(&server, MESSAGES, "hello", key).await.json(), first.json());
+    let two = send(&server, MESSAGES, "hello", &[("idempotency-key", "k"), ("idempotency-key", "l")]).await;
+    assert_eq!((two.status.as_u16(), &two.error()["param"]), (400, &json!("idempotency-key")));
     let other = send(&server, MESSAGES, "something else", key).await;
     assert_eq!((other.status.as_u16(), &other.error()["code"]), (422, &json!("invalid_message")));
 }
