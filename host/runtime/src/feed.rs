@@ -144,6 +144,12 @@ impl RunHandle {
         self.last_id
     }
 
+    /// Whether the turn has ended well, with a last event whose number is at most `id`: there is nothing more to tell.
+    pub fn has_ended_by(&self, id: u64) -> bool {
+        let inner = self.feed.lock();
+        matches!(inner.end, End::Done) && inner.events.last().is_some_and(|(last, _)| *last <= id)
+    }
+
     pub(crate) fn parked(&self) -> Parked {
         Parked(self.feed.parked.subscribe())
     }

@@ -52,6 +52,10 @@ pub(crate) async fn events(
     let last_id = headers::last_event_id(&headers)?;
     // From the beginning, because the whole answer at the end tells of all events; the client gets what it has not seen.
     let run = gateway.host.follow(&agent, &session, &turn).await?;
+    // An EventSource would connect again and again, unless it is told that there is no content.
+    if last_id.is_some_and(|seen| run.has_ended_by(seen)) {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     let writer = TurnJson::new(plain_session(&session).to_owned(), run.turn_id().to_owned()).after(last_id);
     Ok(sse::respond(numbered_events(run).boxed(), writer))
 }
