@@ -251,12 +251,16 @@ async fn with_agent(
 ) -> Result<Response, ApiError> {
     caller.may_reach(agent)?;
     body.refuse_for_agent()?;
+    let text = body.last_user_text()?;
+    if text.is_empty() {
+        return Err(ApiError::parameter("messages", "the last user message is empty; an agent needs a text"));
+    }
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
     let invocation = Invocation {
         session: caller.session(&named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()))?,
         principal: caller.tenant.into(),
         agent: agent.to_owned(),
-        text: body.last_user_text()?,
+        text,
         data: None,
         origin: Origin::Chat,
         priority: Priority::Interactive,

@@ -12,7 +12,7 @@ use crate::{
 use axum::{
     Json,
     extract::{Path, Query, State},
-    http::HeaderMap,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
@@ -44,6 +44,10 @@ pub(crate) async fn send(
     headers: HeaderMap,
     JsonBody(body): JsonBody<MessageBody>,
 ) -> Result<Response, ApiError> {
+    if body.text.is_empty() && body.data.is_none() {
+        let message = "the message is empty; send `text`, or `data`, or both";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_message", message));
+    }
     let invocation = Invocation {
         principal: caller.tenant.into(),
         agent,

@@ -111,6 +111,20 @@ async fn a_client_that_comes_back_gets_what_it_has_not_seen() {
 }
 
 #[tokio::test]
+async fn a_message_that_says_nothing_is_no_turn() {
+    let server = server().await;
+    for body in [json!({}), json!({"text": ""}), json!({"data": null})] {
+        let refused = server.post(MESSAGES, &body).await;
+        let code = refused.error()["code"].take();
+        assert_eq!((refused.status.as_u16(), code), (400, json!("invalid_message")), "{body}");
+    }
+    let chat = json!({"model": "agent:echo", "user": "s", "messages": [{"role": "user", "content": ""}]});
+    assert_eq!(server.post("/v1/chat/completions", &chat).await.error()["param"], "messages");
+    server.ok(MESSAGES, &json!({"data": {}})).await;
+    assert_eq!(server.get("/v1/agents/echo/sessions/s").await.json()["turns"], 1);
+}
+
+#[tokio::test]
 async fn a_key_that_is_sent_again_is_the_same_turn_and_another_message_is_refused() {
     let server = server().await;
     let key = &[("idempotency-key", "k")];
