@@ -80,6 +80,8 @@ pub(crate) async fn run(
     let engine = match model {
         Model::Engine(engine) => engine,
         Model::Agent(name) => {
+            let bare = name.strip_prefix(AGENT_MODEL).unwrap_or(&name);
+            gateway.host.agent(bare).map_err(ApiError::from)?;
             let message = format!(
                 "{name} is an agent; it answers at /v1/agents, at /v1/chat/completions, and here in a batch: add \
                  ?queueRequest=true to the address"

@@ -142,6 +142,8 @@ async fn what_is_wrong_is_refused_as_a_whole_and_named() {
             "{error}"
         );
     }
+    let (_, unknown) = failure(&server.post("/ai/run/agent:none", &prompt("a", json!({}))).await);
+    assert!(unknown["message"].as_str().unwrap().starts_with("no agent \"none\""), "{unknown}");
     for answer in [server.get("/ai/batches/none").await, delete(&server, "/ai/batches/none").await] {
         assert_eq!(failure(&answer).0, 404);
     }
