@@ -25,7 +25,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
-    routing::{any, delete, get, post, put},
+    routing::{delete, get, post, put},
     serve::ListenerExt,
 };
 use skep_runtime::AgentHost;
@@ -212,7 +212,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/models", get(routes::models::list))
         .route("/v1/models/{model}", get(routes::models::show))
         .route("/v1/mcp", get(routes::mcp_servers::list))
-        .route("/mcp", any(mcp::serve))
+        .route("/mcp", get(mcp::serve).post(mcp::serve).delete(mcp::serve))
         .route("/healthz", get(routes::health::healthz))
         .route("/readyz", get(routes::health::readyz))
         .route("/metrics", get(routes::health::metrics))

@@ -16,7 +16,7 @@ use crate::{ApiError, Gateway, body};
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::Method,
+    http::{Method, StatusCode, header},
     response::Response,
 };
 use futures::StreamExt;
@@ -103,6 +103,12 @@ pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> R
         Request::from_parts(parts, Body::empty())
     };
     let response = gateway.mcp.service.handle(request).await.map(Body::new);
+    // An error of the protocol is JSON, and has a code of its own.
+    if response.status() == StatusCode::NOT_FOUND && !is_json(&response) {
+        let message = "there is no MCP session of this id: it was unused for too long, made room for others, or is of another \
+                       start of this host; send `initialize` to begin one";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message));
+    }
     if !is_stream_of_news || !response.status().is_success() {
         return Ok(response);
     }
@@ -112,4 +118,9 @@ pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> R
         let _ = closing.wait_for(|closing| *closing).await;
     };
     Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
+}
+
+fn is_json(response: &Response) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("application/json"))
 }

@@ -108,12 +108,6 @@ mod tests {
             if !path.starts_with('/') {
                 continue;
             }
-            // What the protocol of tool servers uses; the server itself refuses the others.
-            if call.contains(",any(") {
-                routes.extend(
-                    [Method::GET, Method::POST, Method::DELETE].map(|method| (method, path.to_owned())),
-                );
-            }
             for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
                 let word = format!("{}(", method.as_str().to_lowercase());
                 if [',', '.', '('].iter().any(|before| call.contains(&format!("{before}{word}"))) {

@@ -8,8 +8,9 @@ use super::{
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, CancelledNotificationParam, Implementation, ListToolsResult,
-        PaginatedRequestParams, ServerCapabilities, ServerConfig, SubscriptionFilter,
+        CallToolRequestParams, CallToolResponse, CancelledNotificationParam, CustomRequest, CustomResult,
+        ErrorCode, Implementation, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig,
+        SubscriptionFilter,
     },
     service::{NotificationContext, RequestContext, SubscriptionContext},
 };
@@ -22,6 +23,9 @@ use tokio::{sync::watch, task::JoinSet};
 
 const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
      AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another.";
+
+/// Of a name that an error repeats.
+const MAX_SHOWN: usize = 80;
 
 /// The server that one client sees.
 pub(super) struct AgentServer {
@@ -67,6 +71,16 @@ impl ServerHandler for AgentServer {
         let Self { host, session, approval_wait, durable, .. } = self;
         let client = Client { host, session, approval_wait: *approval_wait, durable };
         call::call(client, request, context).await.map(CallToolResponse::from)
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let method: String = request.method.chars().take(MAX_SHOWN).collect();
+        let message = format!("no method {method:?}; there are initialize, ping, tools/list and tools/call");
+        Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None))
     }
 
     /// The calls that end with their client have ended by then; the others are cancelled by name.

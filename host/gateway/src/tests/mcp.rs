@@ -256,8 +256,17 @@ async fn requests_that_are_none_are_refused_in_the_shape_of_all_others() {
         assert_eq!(answer.status, status, "{what}: {}", answer.text);
         answer.error();
     }
+    let unknown = server.send(post(&list, &[("mcp-session-id", "nobody")])).await.error();
+    assert_eq!(unknown["code"], "session_not_found", "{unknown}");
     let begun = server.send(post(&initialize(), &[("origin", "https://app.example")])).await;
     assert_eq!(begun.status, 200, "{}", begun.text);
+    let session = [("mcp-session-id", begun.headers["mcp-session-id"].to_str().unwrap())];
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    assert_eq!(server.send(post(&note, &session)).await.status, 202);
+    let unknown = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/forget"});
+    let answer = server.send(post(&unknown, &session)).await.text;
+    assert!(answer.contains("-32601") && answer.contains("no method"), "{answer}");
+    assert!(answer.contains("tools/list and tools/call"), "{answer}");
 }
 
 #[tokio::test]
