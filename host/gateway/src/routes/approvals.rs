@@ -18,7 +18,8 @@ pub(crate) struct ListQuery {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DecisionBody {
-    decision: DecisionWord,
+    /// It must be there.
+    decision: Option<DecisionWord>,
     reason: Option<String>,
 }
 
@@ -45,7 +46,8 @@ pub(crate) async fn decide(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let approve = body.decision == DecisionWord::Approve;
+    let missing = || ApiError::parameter("decision", "`decision` is missing; it is \"approve\" or \"deny\"");
+    let approve = body.decision.ok_or_else(missing)? == DecisionWord::Approve;
     let approval = gateway.host.decide(&id, approve, body.reason, &caller.name()).await?;
     let mut value = approval_json(&approval);
     value["decision"] = json!(if approve { "approve" } else { "deny" });

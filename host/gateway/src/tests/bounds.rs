@@ -32,6 +32,7 @@ async fn everything_that_is_refused_has_one_shape() {
         (request("GET", "/v1/agents/none", String::new()), 404, "agent_not_found"),
         (request("DELETE", "/v1/agents/none", String::new()), 404, "agent_not_found"),
         (request("GET", "/v1/agents/none/logs?limit=x", String::new()), 400, "invalid_request"),
+        (request("POST", "/v1/approvals/none", "{}".into()), 400, "invalid_value"),
         (request("GET", "/v1/agents/none/logs?limit=0", String::new()), 400, "invalid_value"),
         (request("GET", "/v1/agents/none/sessions", String::new()), 404, "agent_not_found"),
         (request("GET", "/v1/agents/none/sessions/%FF", String::new()), 400, "invalid_request"),
