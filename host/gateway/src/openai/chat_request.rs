@@ -49,7 +49,10 @@ struct MessageBody {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "the content is a text or a list of parts such as {\"type\": \"text\", \"text\": …}"
+)]
 enum Content {
     Text(String),
     Parts(Vec<Value>),
@@ -69,7 +72,10 @@ struct FunctionCallBody {
 
 /// OpenAI's `{type, function}`, or the function itself.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a tool is {\"type\": \"function\", \"function\": {\"name\": …, \"description\": …, \"parameters\": …}}"
+)]
 enum ToolBody {
     Wrapped { function: FunctionBody },
     Bare(FunctionBody),
@@ -351,6 +357,24 @@ mod tests {
             let read = ChatBody::read(serde_json::from_value(request).unwrap());
             let error = read.and_then(|body| body.options(0, &Affinity::default())).unwrap_err();
             assert_eq!(error.body()["error"]["param"], field);
+        }
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_told_which_kinds_there_are() {
+        for (request, param, rule) in [
+            (
+                json!({"messages": [{"role": "user", "content": 7}]}),
+                "messages[0].content",
+                "a text or a list",
+            ),
+            (json!({"messages": [], "stop": 7}), "stop", "a text or a list of texts"),
+            (json!({"messages": [], "tools": [7]}), "tools[0]", "a tool is {"),
+        ] {
+            let error = ChatBody::read(serde_json::from_value(request).unwrap()).unwrap_err().body();
+            let message = error["error"]["message"].as_str().unwrap();
+            assert_eq!(error["error"]["param"], param);
+            assert!(message.contains(rule) && !message.contains("variant"), "{message}");
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop is a text or a list of texts")]
 pub(crate) enum Stop {
     One(String),
     Many(Vec<String>),

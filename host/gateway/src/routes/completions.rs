@@ -45,7 +45,10 @@ struct CompletionBody {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "the prompt is a text, a list of texts, a list of token ids, or a list of such lists"
+)]
 enum Prompt {
     Text(String),
     Texts(Vec<String>),
