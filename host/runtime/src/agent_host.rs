@@ -18,8 +18,7 @@ pub(crate) use services::{Active, InstancePlace, Services};
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, ToolDefinition, access::plain_session, batch::BatchQueue, courier::Courier,
-    session::Sessions,
+    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -207,7 +206,7 @@ pub(crate) fn log_line(row: LogRow) -> LogLine {
     LogLine {
         id: row.id,
         agent: row.agent,
-        session: plain_session(&row.session).to_owned(),
+        session: row.session,
         turn: row.turn,
         at_ms: row.entry.at_ms,
         level: row.entry.level,

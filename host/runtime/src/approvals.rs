@@ -5,7 +5,7 @@
 //! nobody did in time. So is a turn that waits for one that is parked. A decision is made once.
 
 use crate::{
-    AgentHost, RunEvent, RuntimeError,
+    AgentHost, RunEvent, RuntimeError, Tenant,
     capability::{Turn, log::now_ms},
     feed::{Parked, Pause},
     journal::{Call, Identity, Stopped},
@@ -35,6 +35,7 @@ const MAX_ARGUMENT_BYTES: usize = 256 << 10;
 pub struct Approval {
     pub id: String,
     pub agent: String,
+    /// The host's id of it.
     pub session: String,
     pub turn_id: String,
     pub tool: String,
@@ -285,9 +286,14 @@ fn arguments(row: &ApprovalRow) -> Value {
 }
 
 impl AgentHost {
-    /// The calls that wait for a person's word, the oldest first.
-    pub async fn approvals(&self, limit: u32) -> Result<Vec<Approval>, RuntimeError> {
-        let rows = self.services().store.pending_approvals(limit.min(MAX_PAGE)).await?;
+    /// The calls that wait for a person's word, the oldest first; those of a tenant, or of all.
+    pub async fn approvals(
+        &self,
+        tenant: Option<&Tenant>,
+        limit: u32,
+    ) -> Result<Vec<Approval>, RuntimeError> {
+        let folder = tenant.map(Tenant::folder);
+        let rows = self.services().store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
         Ok(rows.iter().map(approval).collect())
     }
 

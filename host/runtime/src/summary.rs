@@ -133,6 +133,7 @@ pub struct LogLine {
     /// Grows, so that a reader asks for what came after the last one it saw.
     pub id: i64,
     pub agent: String,
+    /// The host's id of it.
     pub session: String,
     pub turn: u64,
     pub at_ms: u64,

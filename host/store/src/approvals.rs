@@ -2,7 +2,7 @@
 //!
 //! A row belongs to an open turn and goes with it. It is decided once: who comes later is told how.
 
-use crate::{Store, StoreError, TurnKey};
+use crate::{SessionFolder, Store, StoreError, TurnKey};
 use sqlx::{Row, query, sqlite::SqliteRow};
 
 /// A call that somebody has to decide about.
@@ -83,13 +83,22 @@ impl Store {
         Ok(row.as_ref().map(approval_row))
     }
 
-    /// Those that open turns wait for, the oldest first.
-    pub async fn pending_approvals(&self, limit: u32) -> Result<Vec<ApprovalRow>, StoreError> {
+    /// Those that open turns wait for, the oldest first; of the sessions in a folder, or of all.
+    pub async fn pending_approvals(
+        &self,
+        folder: Option<&SessionFolder>,
+        limit: u32,
+    ) -> Result<Vec<ApprovalRow>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM approvals JOIN turns ON turns.key = turn
-             WHERE verdict IS NULL AND turns.ended_at_ms IS NULL ORDER BY created_at_ms, approvals.id LIMIT ?"
+             WHERE verdict IS NULL AND turns.ended_at_ms IS NULL
+             AND (?1 IS NULL OR (session >= ?1 AND session < ?2 AND (?3 OR instr(session, '/') = 0)))
+             ORDER BY created_at_ms, approvals.id LIMIT ?4"
         );
         let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(folder.map(|folder| &folder.begin))
+            .bind(folder.map(|folder| &folder.end))
+            .bind(folder.is_some_and(|folder| folder.has_slash))
             .bind(limit)
             .fetch_all(&self.readers)
             .await

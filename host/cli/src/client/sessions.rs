@@ -51,17 +51,20 @@ struct Page<T> {
 }
 
 impl Client {
-    /// Sessions of an agent in the order of their ids, and whether there are more.
+    /// Sessions of an agent in the order of their ids, and whether there are more; those of another tenant for an admin.
     pub async fn sessions(
         &self,
         agent: &str,
+        tenant: Option<&str>,
         after: Option<&str>,
         limit: u32,
     ) -> Result<(Vec<Session>, bool)> {
         let mut url = self.url(&["v1", "agents", agent, "sessions"]);
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
-        if let Some(after) = after {
-            url.query_pairs_mut().append_pair("after", after);
+        for (name, value) in [("after", after), ("tenant", tenant)] {
+            if let Some(value) = value {
+                url.query_pairs_mut().append_pair(name, value);
+            }
         }
         let page: Page<Session> = self.json(self.http.get(url)).await?;
         Ok((page.data, page.has_more))

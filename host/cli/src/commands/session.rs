@@ -31,10 +31,14 @@ pub enum Command {
 Examples:
   skep session list concierge
   skep session list concierge --limit 1000 --after room-7
-  skep session list concierge --json | jq -r '.[].id'")]
+  skep session list concierge --json | jq -r '.[].id'
+  skep session list concierge --tenant acme                 as an admin; they are acme/ID in every command")]
 pub struct ListArgs {
     /// The agent's name
     agent: String,
+    /// Those of this tenant, for an admin [default: the key's own]
+    #[arg(long)]
+    tenant: Option<String>,
     /// Only sessions whose id comes after this one
     #[arg(long, value_name = "SESSION")]
     after: Option<String>,
@@ -175,7 +179,8 @@ pub async fn run(command: Command) -> Result<()> {
 
 async fn list(args: ListArgs) -> Result<()> {
     let client = args.host.client()?;
-    let (sessions, has_more) = client.sessions(&args.agent, args.after.as_deref(), args.limit).await?;
+    let ListArgs { agent, tenant, after, limit, .. } = &args;
+    let (sessions, has_more) = client.sessions(agent, tenant.as_deref(), after.as_deref(), *limit).await?;
     if args.json {
         return out::json(&sessions);
     }
@@ -190,7 +195,8 @@ async fn list(args: ListArgs) -> Result<()> {
         .collect();
     out::table(["SESSION", "TURNS", "CREATED", "LAST TURN"], &rows)?;
     if has_more {
-        let more = format!("there are more: skep session list {} --after {last}", args.agent);
+        let tenant = args.tenant.map(|tenant| format!(" --tenant {tenant}")).unwrap_or_default();
+        let more = format!("there are more: skep session list {}{tenant} --after {last}", args.agent);
         eprintln!("{}", style::stderr().dim(&more));
     }
     Ok(())

@@ -6,7 +6,7 @@ use axum::{
     http::{StatusCode, request::Parts},
 };
 use skep_engine::Affinity;
-use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+use skep_runtime::{AgentName, ApiKey, Role, Tenant, plain_session, tenant_of};
 use std::num::NonZeroU32;
 
 /// A tenant, in a role.
@@ -53,9 +53,33 @@ impl Caller {
         self.key.clone().unwrap_or_else(|| self.tenant.to_string())
     }
 
-    /// The host's id of a session that the caller names anywhere but in the path.
+    /// The host's id of a session that the caller names. An admin may name one of any tenant, as `TENANT/ID`.
     pub(crate) fn session(&self, id: &str) -> Result<String, ApiError> {
-        Ok(self.tenant.session(id)?)
+        match id.split_once('/') {
+            Some((tenant, id)) if self.is_admin() => Ok(Tenant::new(tenant)?.session(id)?),
+            _ => Ok(self.tenant.session(id)?),
+        }
+    }
+
+    /// What the caller calls a session, by the host's id of it.
+    pub(crate) fn name_of(&self, session: &str) -> String {
+        let is_own = tenant_of(session) == self.tenant.as_str();
+        if is_own { plain_session(session).to_owned() } else { session.to_owned() }
+    }
+
+    /// The tenant whose sessions are asked for, if it is not the caller's own.
+    pub(crate) fn tenant(&self, named: Option<&str>) -> Result<Tenant, ApiError> {
+        match named {
+            Some(name) if name != self.tenant.as_str() => {
+                self.must_be(Role::Admin)?;
+                Ok(Tenant::new(name)?)
+            }
+            _ => Ok(self.tenant.clone()),
+        }
+    }
+
+    pub(crate) fn is_admin(&self) -> bool {
+        self.role == Role::Admin
     }
 
     /// Where this tenant's prefixes may be warm.

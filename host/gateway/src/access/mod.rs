@@ -48,7 +48,7 @@ pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Reques
         Ok(Caller::operator())
     };
     let caller = caller.and_then(|caller| {
-        session_path::name_tenant(request.uri_mut(), &caller.tenant)?;
+        session_path::name_tenant(request.uri_mut(), &caller)?;
         Ok(caller)
     });
     request.extensions_mut().insert(Identity(caller));

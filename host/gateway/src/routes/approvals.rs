@@ -30,12 +30,15 @@ enum DecisionWord {
     Deny,
 }
 
+/// Those of the caller's tenant; an admin's are those of all, because an admin decides.
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, ApiError> {
-    let approvals = gateway.host.approvals(page_limit(query.limit)?).await?;
-    let approvals: Vec<Value> = approvals.iter().map(approval_json).collect();
+    let tenant = (!caller.is_admin()).then_some(&caller.tenant);
+    let approvals = gateway.host.approvals(tenant, page_limit(query.limit)?).await?;
+    let approvals: Vec<Value> = approvals.iter().map(|one| approval_json(one, &caller)).collect();
     Ok(Json(json!({"object": "list", "data": approvals})))
 }
 
@@ -49,17 +52,17 @@ pub(crate) async fn decide(
     let missing = || ApiError::parameter("decision", "`decision` is missing; it is \"approve\" or \"deny\"");
     let approve = body.decision.ok_or_else(missing)? == DecisionWord::Approve;
     let approval = gateway.host.decide(&id, approve, body.reason, &caller.name()).await?;
-    let mut value = approval_json(&approval);
+    let mut value = approval_json(&approval, &caller);
     value["decision"] = json!(if approve { "approve" } else { "deny" });
     Ok(Json(value))
 }
 
-fn approval_json(approval: &Approval) -> Value {
+fn approval_json(approval: &Approval, caller: &Caller) -> Value {
     json!({
         "object": "approval",
         "id": approval.id,
         "agent": approval.agent,
-        "session": approval.session,
+        "session": caller.name_of(&approval.session),
         "turn_id": approval.turn_id,
         "tool": approval.tool,
         "arguments": approval.arguments,

@@ -39,7 +39,7 @@ pub(crate) async fn of_agent(
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    answer(gateway, &caller, Some(agent), query, headers).await
+    answer(gateway, caller, Some(agent), query, headers).await
 }
 
 pub(crate) async fn of_all(
@@ -48,13 +48,13 @@ pub(crate) async fn of_all(
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    answer(gateway, &caller, None, query, headers).await
+    answer(gateway, caller, None, query, headers).await
 }
 
 /// A page, or a stream that goes on where the page would end. A client that lost the stream sends `Last-Event-ID`.
 async fn answer(
     gateway: Gateway,
-    caller: &Caller,
+    caller: Caller,
     agent: Option<String>,
     query: LogQuery,
     headers: HeaderMap,
@@ -62,11 +62,13 @@ async fn answer(
     let LogQuery { after, limit, session, level, since_ms } = query;
     let levels = level.map_or(Ok(Vec::new()), |level| at_least(&level))?;
     let session = session.map(|id| caller.session(&id)).transpose()?;
-    let filter = LogFilter { agent, session, folder: Some(caller.tenant.folder()), since_ms, levels };
+    // An admin sees what is of all tenants.
+    let folder = (!caller.is_admin()).then(|| caller.tenant.folder());
+    let filter = LogFilter { agent, session, folder, since_ms, levels };
     let limit = page_limit(limit)?;
     if !headers::wants_events(&headers) {
         let lines = gateway.host.logs(&filter, after.filter(|id| *id > 0), limit).await?;
-        let lines: Vec<Value> = lines.iter().map(log_json).collect();
+        let lines: Vec<Value> = lines.iter().map(|line| log_json(line, &caller)).collect();
         return Ok(Json(json!({"object": "list", "data": lines})).into_response());
     }
     let last_seen = headers::last_event_id(&headers)?.and_then(|id| i64::try_from(id).ok()).or(after);
@@ -78,7 +80,7 @@ async fn answer(
     let after = last_seen.or(page.last().map(|line| line.id)).unwrap_or(0);
     let follower = gateway.host.follow_logs(filter, after);
     let lines = futures::stream::iter([page]).chain(follow(gateway, follower));
-    Ok(sse::respond(lines.boxed(), LogEvents))
+    Ok(sse::respond(lines.boxed(), LogEvents { caller }))
 }
 
 /// Ends when the server stops: it would wait for a stream that has no end.
@@ -99,7 +101,9 @@ fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<Log
     })
 }
 
-struct LogEvents;
+struct LogEvents {
+    caller: Caller,
+}
 
 impl Writer for LogEvents {
     type Item = Vec<LogLine>;
@@ -108,7 +112,7 @@ impl Writer for LogEvents {
         let event = |line: &LogLine| Message {
             id: u64::try_from(line.id).ok(),
             name: Some("log"),
-            data: log_json(line).to_string(),
+            data: log_json(line, &self.caller).to_string(),
         };
         Step::Go(lines.iter().map(event).collect())
     }
@@ -128,11 +132,11 @@ fn at_least(level: &str) -> Result<Vec<&'static str>, ApiError> {
     }
 }
 
-fn log_json(line: &LogLine) -> Value {
+fn log_json(line: &LogLine, caller: &Caller) -> Value {
     json!({
         "id": line.id,
         "agent": line.agent,
-        "session": line.session,
+        "session": caller.name_of(&line.session),
         "turn": line.turn,
         "at_ms": line.at_ms,
         "level": line.level,

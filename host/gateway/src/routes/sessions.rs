@@ -15,6 +15,8 @@ use skep_runtime::SessionSummary;
 
 #[derive(Deserialize)]
 pub(crate) struct ListQuery {
+    /// An admin may ask for those of any.
+    tenant: Option<String>,
     /// Sessions whose id comes after this one.
     after: Option<String>,
     limit: Option<u32>,
@@ -27,18 +29,24 @@ pub(crate) async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Value>, ApiError> {
     let limit = page_limit(query.limit)?;
-    let sessions = gateway.host.sessions(&caller.tenant, &agent, query.after.as_deref(), limit).await?;
+    let tenant = caller.tenant(query.tenant.as_deref())?;
+    let sessions = gateway.host.sessions(&tenant, &agent, query.after.as_deref(), limit).await?;
     let has_more = sessions.len() as u32 == limit;
-    let sessions: Vec<Value> = sessions.iter().map(summary_json).collect();
+    let sessions = sessions.iter().map(|session| {
+        let id = tenant.session(&session.id)?;
+        Ok(named_json(session, &caller.name_of(&id)))
+    });
+    let sessions = sessions.collect::<Result<Vec<Value>, ApiError>>()?;
     Ok(Json(json!({"object": "list", "data": sessions, "has_more": has_more})))
 }
 
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path((agent, session)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let detail = gateway.host.session(&agent, &session).await?;
-    let mut value = summary_json(&detail.summary);
+    let mut value = named_json(&detail.summary, &caller.name_of(&session));
     value["messages"] = detail.messages.iter().map(message_json).collect();
     value["usage"] = openai::usage_json(&detail.usage);
     value["state_keys"] = json!(detail.state_keys);
@@ -114,9 +122,14 @@ pub(crate) async fn delete(
 }
 
 fn summary_json(session: &SessionSummary) -> Value {
+    named_json(session, &session.id)
+}
+
+/// Under the name that the caller has for it.
+fn named_json(session: &SessionSummary, id: &str) -> Value {
     json!({
         "object": "session",
-        "id": session.id,
+        "id": id,
         "turns": session.turns,
         "created_at_ms": session.created_at_ms,
         "updated_at_ms": session.updated_at_ms,

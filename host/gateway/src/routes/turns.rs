@@ -2,7 +2,7 @@
 //! or that lost their stream.
 
 use super::messages::{TurnJson, numbered_events};
-use crate::{ApiError, Gateway, headers, openai::usage_json, sse};
+use crate::{ApiError, Gateway, access::Caller, headers, openai::usage_json, sse};
 use axum::{
     Json,
     extract::{Path, State},
@@ -38,9 +38,12 @@ pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
 
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path((agent, session, turn)): Place,
 ) -> Result<Json<Value>, ApiError> {
-    Ok(Json(detail_json(gateway.host.turn(&agent, &session, &turn).await?)))
+    let mut value = detail_json(gateway.host.turn(&agent, &session, &turn).await?);
+    value["session"] = json!(caller.name_of(&session));
+    Ok(Json(value))
 }
 
 /// The turn's events, those after `Last-Event-ID` if it is sent; the stream stays until the turn has ended.

@@ -178,6 +178,46 @@ async fn tenants_do_not_see_each_others_sessions() {
 }
 
 #[tokio::test]
+async fn the_operator_sees_and_deletes_sessions_of_all_tenants_and_speaks_in_none_of_them() {
+    let server = guarded().await;
+    let (acme, reader, admin) = (
+        key(&server, "acme", Role::Invoke, None).await,
+        key(&server, "local", Role::Read, None).await,
+        key(&server, "local", Role::Admin, None).await,
+    );
+    let turn = say(&server, &acme, "of acme").await.json();
+    say(&server, &admin, "of the operator").await;
+    let (list, one) = ("/v1/agents/echo/sessions", "/v1/agents/echo/sessions/acme%2Fs");
+    let of_acme = format!("{list}?tenant=acme");
+    let ids = async |key: &str, path: &str| get(&server, key, path).await.json()["data"][0]["id"].take();
+    assert_eq!(ids(&admin, &of_acme).await, "acme/s");
+    assert_eq!(ids(&acme, &of_acme).await, "s");
+    assert_eq!(ids(&admin, list).await, "s");
+    assert_eq!(get(&server, &admin, &format!("{of_acme}&after=acme%2Fs")).await.json()["data"], json!([]));
+    let shown = get(&server, &admin, one).await.json();
+    assert_eq!((&shown["id"], &shown["turns"]), (&json!("acme/s"), &json!(1)));
+    let path = format!("{one}/turns/{}", turn["turn_id"].as_str().unwrap());
+    assert_eq!(get(&server, &admin, &path).await.json()["session"], "acme/s");
+    for (key, status) in [(&reader, 403), (&key(&server, "rival", Role::Invoke, None).await, 403)] {
+        assert_eq!(get(&server, key, &of_acme).await.status, status);
+        assert_eq!(get(&server, key, one).await.status, 400);
+    }
+    assert_eq!(say(&server, &acme, "!").await.status, 500, "a trap is a line of the log");
+    for (key, session) in [(&admin, json!("acme/s")), (&acme, json!("s")), (&reader, Value::Null)] {
+        for path in ["/v1/logs", "/v1/agents/echo/logs"] {
+            assert_eq!(get(&server, key, path).await.json()["data"][0]["session"], session, "{path}");
+        }
+    }
+    let of_session = get(&server, &admin, "/v1/logs?session=acme%2Fs").await.json();
+    assert_eq!(of_session["data"][0]["session"], "acme/s");
+    let said = ask(&server, &admin, Method::POST, &format!("{one}/messages"), json!({"text": "hi"})).await;
+    assert_eq!(said.status, 404, "{}", said.text);
+    assert_eq!(ask(&server, &admin, Method::DELETE, one, Value::Null).await.status, 204);
+    assert_eq!(get(&server, &acme, SESSION).await.status, 404);
+    assert_eq!(get(&server, &admin, SESSION).await.json()["turns"], 1, "its own is another one");
+}
+
+#[tokio::test]
 async fn a_key_for_one_agent_reaches_and_sees_no_other() {
     let server = guarded().await;
     let narrow = key(&server, "acme", Role::Invoke, Some("echo")).await;

@@ -5,8 +5,8 @@ use super::{
     tools::{caller, counting, echoing, granted, granting, relay},
 };
 use crate::{
-    Approval, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions, ToolOrigin,
-    TurnPhase,
+    Approval, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions, Tenant,
+    ToolOrigin, TurnPhase,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -40,7 +40,7 @@ async fn asked(handle: &mut RunHandle) -> String {
 }
 
 async fn pending(host: &Host) -> Vec<Approval> {
-    host.agents.approvals(10).await.expect("listed")
+    host.agents.approvals(None, 10).await.expect("listed")
 }
 
 async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, RuntimeError> {
@@ -248,6 +248,24 @@ async fn a_decision_just_before_the_end_of_the_host_is_kept() {
     let host = host.restart_with(granting(&["agent:*/*"])).await;
     let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
+}
+
+#[tokio::test]
+async fn a_tenant_sees_what_is_asked_of_its_own_sessions_and_the_operator_everything() {
+    let host = start("").await;
+    let of_tenant =
+        Invocation { principal: "acme".into(), detached: true, ..invocation("desk", "acme/s", TOOL) };
+    asked(&mut host.agents.invoke(of_tenant).await.expect("taken")).await;
+    asked(&mut detached(&host).await).await;
+    let sessions = async |tenant: Option<Tenant>| {
+        let listed = host.agents.approvals(tenant.as_ref(), 10).await.expect("listed");
+        listed.into_iter().map(|one| one.session).collect::<Vec<_>>()
+    };
+    let tenant = |name| Some(Tenant::new(name).expect("a name"));
+    assert_eq!(sessions(tenant("acme")).await, ["acme/s"]);
+    assert_eq!(sessions(Some(Tenant::local())).await, ["s"]);
+    assert!(sessions(tenant("rival")).await.is_empty());
+    assert_eq!(sessions(None).await, ["acme/s", "s"]);
 }
 
 /// What comes of a message whose caller waits for it.
