@@ -2,6 +2,7 @@
 
 use super::{
     fixture::{Host, invocation, until},
+    guest::echo,
     tools::{caller, counting, echoing, granted, granting, relay},
 };
 use crate::{Approval, Invocation, Origin, RunEvent, RunHandle, ToolOrigin, TurnPhase};
@@ -268,4 +269,8 @@ async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
         error.to_string().contains("[tools.lose] in agent.toml names no tool; it describes: find"),
         "{error}"
     );
+    let error =
+        host.deploy("mute", "[tools.lose]\napproval = true", echo()).await.expect_err("no tools at all");
+    let expected = "[tools.lose] in agent.toml names no tool; it has no tools of its own; tools of others";
+    assert!(error.to_string().contains(expected), "{error}");
 }
