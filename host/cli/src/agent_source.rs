@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use skep_runtime::Manifest;
+use skep_runtime::{Manifest, RuntimeError};
 
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Progress;
@@ -98,7 +98,11 @@ fn read_manifest(path: &Path) -> Result<(Manifest, String)> {
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let manifest = Manifest::from_toml(&text).with_context(|| path.display().to_string())?;
+    let manifest = Manifest::from_toml(&text).map_err(|error| match error {
+        // The file may have any name.
+        RuntimeError::Manifest { message } => anyhow::anyhow!("{}: {message}", path.display()),
+        error => error.into(),
+    })?;
     Ok((manifest, text))
 }
 
@@ -156,6 +160,18 @@ mod tests {
         std::fs::write(dir.path().join("agent.toml"), failing).expect("file");
         let error = AgentSource::load(dir.path(), None, &Silent).err().expect("cp fails").to_string();
         assert!(error.contains("cp unmade out.wasm"), "{error}");
+    }
+
+    #[test]
+    fn a_mistake_in_a_manifest_is_told_with_its_file_once() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("m.toml");
+        std::fs::write(&path, "name = \"x\"\nfoo = 1\n").expect("file");
+        let error = read_manifest(&path).expect_err("an unknown field");
+        assert!(
+            format!("{error:#}").starts_with(&format!("{}: line 2: unknown", path.display())),
+            "{error:#}"
+        );
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
 pub use approvals::Approval;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
+use events::StreamedTurn;
 pub use events::TurnStream;
 pub use keys::{Key, NewKey};
 pub use logs::{LogQuery, LogStream};
@@ -89,18 +90,7 @@ impl Client {
 
     /// Sends a message and waits for the whole answer.
     pub async fn send(&self, agent: &str, session: &str, text: &str) -> Result<Turn> {
-        self.send_once(agent, session, text, None).await
-    }
-
-    /// The same; with a key, the message is the same turn however often it is sent.
-    pub async fn send_once(
-        &self,
-        agent: &str,
-        session: &str,
-        text: &str,
-        idempotency_key: Option<&str>,
-    ) -> Result<Turn> {
-        self.json(with_key(self.message(agent, session, text), idempotency_key)).await
+        self.json(self.message(agent, session, text)).await
     }
 
     /// Sends a message whose turn goes on by itself.
@@ -128,13 +118,27 @@ impl Client {
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStream> {
         let mut path = turn_path(agent, session, turn).to_vec();
         path.push("events");
-        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)).await?))
+        let place =
+            StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: Some(turn.to_owned()) };
+        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)).await?, place))
     }
 
     /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
     pub async fn stream(&self, agent: &str, session: &str, text: &str) -> Result<TurnStream> {
+        self.stream_once(agent, session, text, None).await
+    }
+
+    /// The same; with a key, the message is the same turn however often it is sent.
+    pub async fn stream_once(
+        &self,
+        agent: &str,
+        session: &str,
+        text: &str,
+        idempotency_key: Option<&str>,
+    ) -> Result<TurnStream> {
         let request = self.message(agent, session, text).header(header::ACCEPT, "text/event-stream");
-        Ok(TurnStream::new(self.answer(request).await?))
+        let place = StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: None };
+        Ok(TurnStream::new(self.answer(with_key(request, idempotency_key)).await?, place))
     }
 
     fn message(&self, agent: &str, session: &str, text: &str) -> RequestBuilder {
@@ -151,7 +155,8 @@ impl Client {
     }
 
     async fn json<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
-        let bytes = self.answer(request).await?.bytes().await.context("the host's answer broke off")?;
+        let bytes = self.answer(request).await?.bytes().await.map_err(reqwest::Error::without_url);
+        let bytes = bytes.context("the host's answer broke off")?;
         serde_json::from_slice(&bytes)
             .with_context(|| format!("{} answered in a form that this `skep` does not know", self.base))
     }
@@ -220,7 +225,8 @@ async fn send(base: &Url, request: RequestBuilder) -> Result<Response> {
             let cause = innermost(&error);
             bail!(Unreachable { url: base.as_str().trim_end_matches('/').to_owned(), cause });
         }
-        Err(error) => Err(error).context("the host did not answer"),
+        // Its address has the names escaped that were typed.
+        Err(error) => Err(error.without_url()).context("the host did not answer"),
     }
 }
 

@@ -10,6 +10,7 @@ mod batch;
 mod grants;
 mod http;
 mod mcp;
+mod number;
 mod outbound;
 mod sessions;
 mod tenants;
@@ -18,11 +19,10 @@ mod webhook;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
 use skep_model::{KvDtype, Placement};
@@ -37,14 +37,17 @@ pub use batch::BatchConfig;
 use grants::GrantsConfig;
 pub use http::HttpConfig;
 pub use mcp::McpConfig;
+use number::number;
 use outbound::OutboundConfig;
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
 pub use webhook::WebhookConfig;
 
-/// Less is too little for what toolchains emit; each place for an instance reserves as much address space.
-const STACK_KB: RangeInclusive<u32> = 64..=16_384;
+/// Of what is kept, all together.
+const BYTES: u64 = 1 << 50;
+/// Of what is taken into memory in one piece.
+const PIECE_BYTES: u64 = 1 << 30;
 
 /// The file as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -56,6 +59,7 @@ pub struct Config {
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: Option<String>,
+    #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
     pub engine: EngineConfig,
     /// Ceilings: an agent gets the smaller of its own limit and this one.
@@ -92,30 +96,40 @@ pub enum DurabilityConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct EngineConfig {
     /// Engines of the same model in this process; the threads are shared out among them.
+    #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub replicas: Option<NonZeroUsize>,
     pub routing: Option<RoutingConfig>,
     /// Requests that may wait at each replica.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_queue: Option<usize>,
     /// Sequences that run at the same time on each replica.
+    #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
     pub max_sequences: Option<usize>,
     /// Token budget of one step.
+    #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
     pub step_tokens: Option<usize>,
     /// The longest step in which prompts are computed beside decodes.
+    #[serde(deserialize_with = "number::<1, 3_600_000, _, _>")]
     pub step_target_ms: Option<u64>,
     /// Tokens that the KV cache of each replica holds, over all sequences.
+    #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
     /// Instructions to compute with: portable, avx2 or avx512.
     pub isa: Option<String>,
     /// Whether each thread of the model's computation stays on a CPU of its own.
     pub pin_threads: Option<bool>,
+    #[serde(deserialize_with = "number::<1, 604_800, _, _>")]
     pub default_deadline_s: Option<u64>,
     pub speculation: Option<SpeculationConfig>,
     /// Ranks that share each layer.
+    #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub tensor_parallel: Option<usize>,
     /// Ranks that share the layers out.
+    #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub pipeline_parallel: Option<usize>,
     /// How long ranks wait while none of them makes progress.
+    #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub rank_deadline_s: Option<u64>,
 }
 
@@ -146,19 +160,29 @@ pub enum SpeculationConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuntimeConfig {
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_agents: Option<usize>,
+    #[serde(deserialize_with = "number::<1, 10_000_000, _, _>")]
     pub max_sessions_loaded: Option<usize>,
     /// State and conversations that idle sessions keep in memory.
+    #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub max_session_bytes: Option<usize>,
+    #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_instances: Option<usize>,
+    #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
     pub max_component_bytes: Option<usize>,
     /// How long a deployment waits for the compiler.
+    #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub compile_s: Option<u64>,
     /// Of the compiled code that is kept for the next start.
+    #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub max_artifact_bytes: Option<u64>,
-    /// Of the stack of an agent's calls.
+    /// Of the stack of an agent's calls. Less is too little for what toolchains emit, and each place for an instance reserves
+    /// as much address space.
+    #[serde(deserialize_with = "number::<64, 16_384, _, _>")]
     pub stack_kb: Option<u32>,
     /// Messages that may wait for one session.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub mailbox: Option<usize>,
 }
 
@@ -170,12 +194,11 @@ pub struct TelemetryConfig {
 }
 
 impl Config {
-    /// Reads `path`.
+    /// Reads `path`. What only all settings together tell to be wrong is wrong in [`Config::apply`].
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut config =
-            Self::parse(&text).with_context(|| format!("{} is not a valid skep.toml", path.display()))?;
+        let mut config = Self::parse(&text).with_context(|| is_invalid(path))?;
         mcp::relative_to(&mut config.mcp, path.parent().unwrap_or(Path::new(".")));
         if let (Some(data), Some(dir)) = (&config.data, path.parent()) {
             config.data = Some(dir.join(data));
@@ -184,10 +207,7 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|error| {
-            let hint = nearest_field(error.message()).map(|name| format!("\n  hint: did you mean `{name}`?"));
-            anyhow::anyhow!("{}{}", error.to_string().trim_end(), hint.unwrap_or_default())
-        })
+        skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)
     }
 
     /// Puts what the file says over `options`.
@@ -239,9 +259,6 @@ impl Config {
         set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);
         set(&mut options.runtime.compile_timeout, &self.runtime.compile_s.map(Duration::from_secs));
         set(&mut options.runtime.max_artifact_bytes, &self.runtime.max_artifact_bytes);
-        if self.runtime.stack_kb.is_some_and(|kb| !STACK_KB.contains(&kb)) {
-            bail!("[runtime] stack_kb may be {} to {}", STACK_KB.start(), STACK_KB.end());
-        }
         set(&mut options.runtime.stack_kb, &self.runtime.stack_kb);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         self.http.apply(&mut options.gateway)?;
@@ -254,12 +271,8 @@ impl Config {
         mcp::apply(&self.mcp, &mut options.runtime)?;
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
-        options.runtime.webhooks.extend(self.webhook.iter().map(Into::into));
-        self.limits.check().map_err(anyhow::Error::msg)?;
+        webhook::apply(&self.webhook, &mut options.runtime)?;
         options.runtime.ceilings = self.limits.over(&options.runtime.ceilings);
-        if options.engine.max_sequences == 0 || options.engine.step_tokens == 0 {
-            bail!("[engine] max_sequences and step_tokens must be at least 1");
-        }
         Ok(())
     }
 }
@@ -292,12 +305,9 @@ impl From<SpeculationConfig> for Speculation {
     }
 }
 
-/// The known field that is nearest to the unknown one, out of serde's "unknown field `x`, expected one of `a`, `b`".
-fn nearest_field(message: &str) -> Option<String> {
-    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    let nearest = quoted.min_by_key(|name| strsim::damerau_levenshtein(unknown, name))?;
-    Some(nearest.to_owned())
+/// What an error in this file begins with.
+pub fn is_invalid(path: &Path) -> String {
+    format!("{} is not a valid skep.toml", path.display())
 }
 
 #[cfg(test)]
@@ -364,13 +374,27 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_out_of_bounds_is_an_error() {
+    fn a_value_that_cannot_work_is_an_error_with_its_place_and_range() {
         for (text, expected) in [
-            ("[limits]\nfetch_kb = 99999999\n", "fetch_kb under [limits] is 99999999; it may be 0 to"),
-            ("[runtime]\nstack_kb = 63\n", "[runtime] stack_kb may be 64 to 16384"),
+            ("threads = 0\n", "line 1: threads: 0 is out of range; it may be 1 to 256"),
+            ("[engine]\nkv_tokens = 10\n", "[engine] kv_tokens: 10 is out of range; it may be 256 to"),
+            ("[engine]\nreplicas = 0\n", "line 2: [engine] replicas: 0 is out of range; it may be 1 to 64"),
+            ("[engine]\nmax_sequences = 0\n", "[engine] max_sequences: 0 is out of range; it may be 1 to"),
+            ("[engine]\nmax_queue = -1\n", "[engine] max_queue: -1 is out of range; it may be 1 to"),
+            ("[http]\nmax_body_bytes = 0\n", "[http] max_body_bytes: 0 is out of range; it may be 1024 to"),
+            ("[batch]\nmax_running = 0\n", "[batch] max_running: 0 is out of range; it may be 1 to 100000"),
+            ("[outbound]\nmax_running = 0\n", "[outbound] max_running: 0 is out of range; it may be 1 to"),
+            ("[mcp.files]\ntimeout_ms = 0\n", "[mcp.files] timeout_ms: 0 is out of range; it may be 1 to"),
+            ("[limits]\nmemory_mb = 0\n", "line 1: [limits] memory_mb is 0; it may be 1 to 4096"),
+            ("[limits]\nfetch_kb = 99999999\n", "[limits] fetch_kb is 99999999; it may be 0 to"),
+            ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms is -1; it may be 1 to"),
+            ("[runtime]\nstack_kb = 63\n", "[runtime] stack_kb: 63 is out of range; it may be 64 to 16384"),
+            (
+                "[runtime]\nmax_agents = \"x\"\n",
+                "[runtime] max_agents: invalid type: string \"x\", expected a whole",
+            ),
         ] {
-            let config = Config::parse(text).expect("a number");
-            let error = config.apply(&mut ServerOptions::default()).expect_err(text).to_string();
+            let error = Config::parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{error}");
         }
         let config = Config::parse("[runtime]\nstack_kb = 64\n[limits]\ntables = 3\n").expect("numbers");
@@ -385,19 +409,6 @@ mod tests {
         assert!(error.contains("memroy_mb") && error.contains("did you mean `memory_mb`?"), "{error}");
         let error = Config::parse("lisen = \"127.0.0.1:1\"\n").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `listen`?"), "{error}");
-    }
-
-    #[test]
-    fn webhooks_are_those_of_the_file() {
-        let text =
-            "[[webhook]]\nurl = \"https://example.com\"\ntopics = [\"skep.turn.*\"]\nsecret = \"whsec_x\"\n";
-        let mut options = ServerOptions::default();
-        Config::parse(text).expect("valid").apply(&mut options).expect("in range");
-        assert_eq!(options.runtime.webhooks[0].url, "https://example.com");
-        let error = Config::parse("[[webhook]]\nurl = \"x\"\ntopics = [\"or*\"]\n")
-            .expect_err("no pattern")
-            .to_string();
-        assert!(error.contains("such as order.*"), "{error}");
     }
 
     #[test]

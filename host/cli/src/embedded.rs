@@ -64,6 +64,28 @@ impl SourceTree {
     }
 }
 
+/// The way from a folder to the SDK, if both are in the checkout that this binary was built from.
+pub fn sdk_beside(folder: &Path) -> Option<PathBuf> {
+    let root = checkout()?;
+    let inside = std::path::absolute(folder).ok()?;
+    // The folder itself may not be there yet, but somewhere above it there is one.
+    let above = inside.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let (above, real) = above?;
+    let inside = real.join(inside.strip_prefix(above).ok()?);
+    let depth = inside.strip_prefix(&root).ok()?.components().count();
+    Some(std::iter::repeat_n("..", depth).collect::<PathBuf>().join("guest-sdk"))
+}
+
+/// Copies the SDK that is in this binary, and the WIT that it is built with, into a folder, and says which part is the SDK.
+pub fn vendor_sdk(folder: &Path) -> Result<PathBuf> {
+    for (name, dir) in [("guest-sdk", &SDK), ("wit", &WIT)] {
+        let target = folder.join(name);
+        std::fs::create_dir_all(&target).with_context(|| format!("cannot create {}", target.display()))?;
+        dir.extract(&target).with_context(|| format!("cannot unpack into {}", target.display()))?;
+    }
+    Ok(folder.join("guest-sdk"))
+}
+
 /// The folder of an agent for measuring, with a dependency on `tree`'s SDK.
 pub fn unpack_bench_agent(agent: &BenchAgent, tree: &SourceTree) -> Result<PathBuf> {
     let dir = places::cache_subdir("bench")?.join(agent.name);

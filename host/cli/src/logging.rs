@@ -1,5 +1,7 @@
 //! What the host's parts report through `tracing`: the structured log on stderr, and the spans that are sent as traces.
 
+mod line;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -32,7 +34,7 @@ pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> R
         LogFormat::Text => {
             use std::io::IsTerminal as _;
             let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(coloured).with_target(false).boxed()
+            lines.with_ansi(coloured).fmt_fields(line::Whose).event_format(line::Line).boxed()
         }
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };

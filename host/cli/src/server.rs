@@ -8,10 +8,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_gateway::{GatewayOptions, RateLimiter, RateOptions};
-use skep_model::{ExecutorOptions, LoadedModel};
+use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -156,12 +156,26 @@ pub fn open_engine(
 ) -> Result<Engine> {
     let model = catalog::resolve(name_or_path, progress)?;
     let step = progress.begin(&format!("loading {}", model.name), None);
-    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas)
-        .with_context(|| format!("cannot load {}", model.path.display()))?;
+    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
+    let loaded = loaded.map_err(|error| match error {
+        ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
+        error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
+    })?;
     let engine =
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
     step.finish("");
     Ok(engine)
+}
+
+/// Where an option of the executor is set.
+fn setting(option: &str) -> String {
+    match option {
+        "threads" => "--threads, or `threads` in skep.toml".to_owned(),
+        "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
+        "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),
+        "pipeline_parallel" => "--pp, or `pipeline_parallel` under [engine] in skep.toml".to_owned(),
+        option => format!("`{option}` under [engine] in skep.toml"),
+    }
 }
 
 async fn open_store(data: &DataDir, durability: Durability) -> Result<Store> {

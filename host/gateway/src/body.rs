@@ -64,7 +64,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         match path.as_str() {
             // Of a text that is no JSON the place says nothing.
             path if error.is_data() && !matches!(path, "." | "?") => {
-                ApiError::parameter(path, format!("`{path}`: {error}"))
+                ApiError::parameter(path, about(path, &error))
             }
             _ => {
                 let message = format!("the body is not valid: {error}");
@@ -82,14 +82,38 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
+/// What is wrong with a field, which is all the place that there is to tell.
+fn about(path: &str, error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    // serde names the field that nobody knows, and its path ends in it.
+    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+    match unknown.and_then(|name| path.strip_suffix(name)) {
+        Some("") => message.to_owned(),
+        Some(parent) => format!("`{}`: {message}", parent.trim_end_matches('.')),
+        None => format!("`{path}`: {message}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[derive(serde::Deserialize, Debug)]
+    #[serde(deny_unknown_fields)]
     struct Shape {
         #[expect(dead_code, reason = "only its type matters")]
         numbers: Vec<u32>,
+        #[expect(dead_code, reason = "only its type matters")]
+        inner: Option<Inner>,
+    }
+
+    #[derive(serde::Deserialize, Debug)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        #[expect(dead_code, reason = "only its type matters")]
+        text: Option<String>,
     }
 
     #[test]
@@ -97,6 +121,18 @@ mod tests {
         let error = parse::<Shape>(b"{\"numbers\": [1, \"x\"]}").unwrap_err().body();
         assert_eq!(error["error"]["param"], "numbers[1]");
         assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+
+    #[test]
+    fn the_place_of_an_error_is_told_once() {
+        for (body, expected) in [
+            ("{\"numbers\": [1, \"x\"]}", "`numbers[1]`: invalid type: string \"x\", expected u32"),
+            ("{\"txt\": 1}", "unknown field `txt`, expected `numbers` or `inner`"),
+            ("{\"inner\": {\"txt\": 1}}", "`inner`: unknown field `txt`, expected `text`"),
+        ] {
+            let error = parse::<Shape>(body.as_bytes()).unwrap_err().body();
+            assert_eq!(error["error"]["message"], expected);
+        }
     }
 
     #[test]

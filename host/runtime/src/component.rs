@@ -137,9 +137,12 @@ impl Compiler {
         let tools = Tools::compile(tools, &engine).map_err(broken)?;
         for name in manifest.tools.keys() {
             if tools.get(name).is_none() && name.parse::<ToolName>().is_err() {
-                let known = tools.names().join(", ");
+                let own = match tools.names() {
+                    names if names.is_empty() => "it has no tools of its own".to_owned(),
+                    names => format!("it describes: {}", names.join(", ")),
+                };
                 return Err(broken(format!(
-                    "[tools.{name}] in agent.toml names no tool; it describes: {known}, and calls others by names such as \
+                    "[tools.{name}] in agent.toml names no tool; {own}; tools of others have names such as \
                      \"agent:orders/find\""
                 )));
             }

@@ -48,6 +48,7 @@ mod tenant_tokens;
 #[cfg(test)]
 mod tests;
 mod token_budget;
+mod toml_text;
 mod tools;
 mod vault;
 
@@ -91,4 +92,5 @@ pub use summary::{
 };
 pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use token_budget::TokensUsedUp;
+pub use toml_text::parse_toml;
 pub use vault::SecretSummary;

@@ -16,9 +16,23 @@ macro_rules! limits {
         /// The `[limits]` of an `agent.toml`, which are what the agent asks for, or of `skep.toml`, which are ceilings. What
         /// is left out is the default.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
+        #[serde(try_from = "AnyNumbers")]
         pub struct LimitsToml {
             $(#[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<u32>,)*
+        }
+
+        /// As written, so that a number that no limit can be is told with the bounds of that limit.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct AnyNumbers {
+            $($name: Option<i64>,)*
+        }
+
+        impl TryFrom<AnyNumbers> for LimitsToml {
+            type Error = String;
+            fn try_from(written: AnyNumbers) -> Result<Self, String> {
+                Ok(LimitsToml { $($name: checked(stringify!($name), written.$name, $least, $most)?,)* })
+            }
         }
 
         /// What an agent gets that asks for nothing.
@@ -51,7 +65,7 @@ macro_rules! limits {
 
             /// Bounds that hold whoever asks.
             pub fn check(&self) -> Result<(), String> {
-                $(check(stringify!($name), self.$name, $least, $most)?;)*
+                $(checked(stringify!($name), self.$name.map(i64::from), $least, $most)?;)*
                 Ok(())
             }
         }
@@ -97,12 +111,11 @@ limits! {
     events: 64, at most 1_000, within 0..=10_000;
 }
 
-fn check(name: &str, value: Option<u32>, least: u32, most: u32) -> Result<(), String> {
-    match value {
-        Some(value) if !(least..=most).contains(&value) => {
-            Err(format!("{name} under [limits] is {value}; it may be {least} to {most}"))
-        }
-        _ => Ok(()),
+fn checked(name: &str, value: Option<i64>, least: u32, most: u32) -> Result<Option<u32>, String> {
+    let Some(value) = value else { return Ok(None) };
+    match u32::try_from(value) {
+        Ok(value) if (least..=most).contains(&value) => Ok(Some(value)),
+        _ => Err(format!("[limits] {name} is {value}; it may be {least} to {most}")),
     }
 }
 
@@ -123,7 +136,7 @@ mod tests {
     fn a_limit_out_of_bounds_is_named_with_its_bounds() {
         let zero = LimitsToml { cpu_ms: Some(0), ..LimitsToml::default() };
         let message = zero.check().expect_err("no CPU time is no limit");
-        assert!(message.contains("cpu_ms under [limits] is 0; it may be 1 to"), "{message}");
+        assert!(message.contains("[limits] cpu_ms is 0; it may be 1 to"), "{message}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use crate::{
     AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
     SessionsToml, ToolGrant, TopicPattern, capability::log::now_ms, route::Route, schedule,
+    toml_text::parse_toml,
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
@@ -119,7 +120,7 @@ impl Manifest {
         if text.len() > MAX_BYTES {
             return Err(invalid(format!("{} bytes; at most {MAX_BYTES} are allowed", text.len())));
         }
-        let manifest: Manifest = toml::from_str(text).map_err(|error| invalid(explain(text, &error)))?;
+        let manifest: Manifest = parse_toml(text).map_err(invalid)?;
         manifest.check()?;
         Ok(manifest)
     }
@@ -209,25 +210,6 @@ fn post() -> String {
     "POST".to_owned()
 }
 
-/// The parser's message with the line it speaks of, and for an unknown field the nearest one that there is.
-fn explain(text: &str, error: &toml::de::Error) -> String {
-    let message = error.message();
-    let line = error.span().map(|span| {
-        let before = &text.as_bytes()[..span.start.min(text.len())];
-        before.iter().filter(|byte| **byte == b'\n').count() + 1
-    });
-    let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
-    format!("{place}{message}{}", nearest_field(message).unwrap_or_default())
-}
-
-/// serde writes "unknown field `x`, expected one of `a`, `b`".
-fn nearest_field(message: &str) -> Option<String> {
-    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    let (distance, name) = quoted.map(|name| (strsim::damerau_levenshtein(unknown, name), name)).min()?;
-    (distance <= 1 + name.len() / 2).then(|| format!("; did you mean `{name}`?"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,7 +278,7 @@ ttl_h = 720
             ("name = \"a\"\n[grants]\nclock = true", "did you mean `clocks`?"),
             ("name = \"a\"\n[limit]\ncpu_ms = 1", "did you mean `limits`?"),
             ("name = \"a\"\n[limits]\nmemory_mib = 1", "did you mean `memory_mb`?"),
-            ("name = \"a\"\n[limits]\ncpu_ms = -1", "line 3"),
+            ("name = \"a\"\n[limits]\ncpu_ms = -1", "[limits] cpu_ms is -1; it may be 1 to"),
             ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it may be 1 to 4096"),
             ("name = \"a\"\n[sessions]\nttl_h = 0", "it may be 1 to"),
             ("name = \"a\"\n[session]\nttl_h = 1", "did you mean `sessions`?"),
@@ -313,7 +295,7 @@ ttl_h = 720
             ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
             (
                 "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",
-                "line 3: \"api.example.com\" is no origin",
+                "line 3: [grants] hosts: \"api.example.com\" is no origin",
             ),
             ("name = \"a\"\n[grants]\nsecrets = [{ name = \"key\", hosts = [] }]", "A-Z, 0-9 and _"),
             (

@@ -29,8 +29,7 @@ const COMPANIONS: [&str; 7] = [
 pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
     let (repository, file) = parse(reference)?;
     let record = record_path(reference)?;
-    let name = file.map_or(repository, |file| file.trim_end_matches(".gguf"));
-    let name = name.rsplit('/').next().unwrap_or(name).to_owned();
+    let name = name_of(reference)?;
     if let Some(path) = recorded(&record) {
         return Ok(ResolvedModel { name, path });
     }
@@ -56,6 +55,13 @@ pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel
     std::fs::write(&record, format!("hf:{reference}\n{}\n", path.display()))
         .with_context(|| format!("cannot write {}", record.display()))?;
     Ok(ResolvedModel { name, path })
+}
+
+/// What requests call the model that `OWNER/REPO[:FILE]` means.
+pub fn name_of(reference: &str) -> Result<String> {
+    let (repository, file) = parse(reference)?;
+    let name = file.map_or(repository, |file| file.trim_end_matches(".gguf"));
+    Ok(name.rsplit('/').next().unwrap_or(name).to_owned())
 }
 
 /// The references that were pulled before, with their paths.

@@ -73,6 +73,15 @@ pub fn resolve(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedMo
     )
 }
 
+/// What requests will call the model that `name_or_path` means, without pulling it. `None`: there is no such model.
+pub fn name_of(name_or_path: &str) -> Option<String> {
+    match name_or_path.strip_prefix("hf:") {
+        Some(reference) => hub::name_of(reference).ok(),
+        None if entry(name_or_path).is_some() => Some(name_or_path.to_owned()),
+        None => local(Path::new(name_or_path)).ok().map(|model| model.name),
+    }
+}
+
 /// The entry of this name.
 pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
     CATALOG.iter().find(|entry| entry.name == name)

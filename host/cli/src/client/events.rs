@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Deserialize;
 
 use super::wire::{ErrorBody, Timing, Turn, TurnEvent, Usage};
@@ -16,11 +16,33 @@ pub struct TurnStream {
     response: reqwest::Response,
     parser: EventParser,
     ended: bool,
+    turn: StreamedTurn,
+}
+
+/// Where to find a turn again whose stream breaks off.
+pub(super) struct StreamedTurn {
+    pub agent: String,
+    pub session: String,
+    /// As soon as the host has told it.
+    pub id: Option<String>,
+}
+
+impl StreamedTurn {
+    fn broke_off(&self, how: &str) -> anyhow::Error {
+        let Self { agent, session, id } = self;
+        let hint = match id {
+            Some(id) => {
+                format!("skep turn {agent} {session} {id} tells what became of it, once the host is there")
+            }
+            None => "the host did not say which turn it is; send the message again".to_owned(),
+        };
+        anyhow!("{how}\n  hint: {hint}")
+    }
 }
 
 impl TurnStream {
-    pub(super) fn new(response: reqwest::Response) -> Self {
-        Self { response, parser: EventParser::default(), ended: false }
+    pub(super) fn new(response: reqwest::Response, turn: StreamedTurn) -> Self {
+        Self { response, parser: EventParser::default(), ended: false, turn }
     }
 
     /// The next event; `None` after the last. A turn that fails ends with the host's error.
@@ -29,16 +51,33 @@ impl TurnStream {
             if let Some((name, data)) = self.parser.pop() {
                 if let Some(event) = read(&name, &data)? {
                     self.ended |= matches!(event, TurnEvent::Done(_));
+                    if let TurnEvent::Started { turn_id } = &event {
+                        self.turn.id = Some(turn_id.clone());
+                    }
                     return Ok(Some(event));
                 }
                 continue;
             }
-            match self.response.chunk().await.context("the event stream broke off")? {
-                Some(chunk) => self.parser.push(&chunk)?,
-                None if self.ended => return Ok(None),
-                None => bail!("the host ended the stream before the turn was done"),
+            match self.response.chunk().await {
+                Ok(Some(chunk)) => self.parser.push(&chunk)?,
+                Ok(None) if self.ended => return Ok(None),
+                Ok(None) => {
+                    return Err(self.turn.broke_off("the host ended the stream before the turn was done"));
+                }
+                Err(_) => return Err(self.turn.broke_off("the connection ended before the turn was done")),
             }
         }
+    }
+
+    /// The whole answer, once the turn is done.
+    pub async fn answer(mut self) -> Result<Turn> {
+        let mut done = None;
+        while let Some(event) = self.next().await? {
+            if let TurnEvent::Done(turn) = event {
+                done = Some(turn);
+            }
+        }
+        done.context("the stream ended without an answer")
     }
 }
 
@@ -52,8 +91,12 @@ fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
         usage: Usage,
         timing: Timing,
     }
+    #[derive(Deserialize)]
+    struct Started {
+        turn_id: String,
+    }
     let event = match name {
-        "turn" => Ok(TurnEvent::Started),
+        "turn" => serde_json::from_str(data).map(|Started { turn_id }| TurnEvent::Started { turn_id }),
         "delta" => serde_json::from_str(data).map(|delta: Delta| TurnEvent::Delta(delta.text)),
         "tool_call" => serde_json::from_str(data).map(TurnEvent::ToolCall),
         "tool_result" => serde_json::from_str(data).map(TurnEvent::ToolResult),
@@ -136,6 +179,42 @@ mod tests {
             let events: Vec<_> = std::iter::from_fn(|| parser.pop()).collect();
             assert_eq!(events, whole, "chunks of {size}");
         }
+    }
+
+    /// What a client is told whose host says `answer` to its message, and hangs up.
+    async fn told_by(answer: &'static str) -> String {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let host = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.expect("a client");
+            let mut request = Vec::new();
+            while !request.ends_with(b"}") {
+                connection.read_buf(&mut request).await.expect("a request");
+            }
+            connection.write_all(answer.as_bytes()).await.expect("the client reads");
+        });
+        let client = crate::client::Client::new(Some(&url)).expect("an address");
+        let answered = async { client.stream("desk", "raum-ä", "hi").await?.answer().await };
+        let error = answered.await.expect_err("no whole answer");
+        host.await.expect("it answered");
+        format!("{error:#}")
+    }
+
+    #[tokio::test]
+    async fn a_client_that_loses_its_host_learns_how_to_find_its_turn() {
+        let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+        let told = told_by(head).await;
+        assert!(told.contains("hint: the host did not say which turn it is"), "{told}");
+        let told = told_by(concat!(
+            "HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n",
+            "event: turn\ndata: {\"turn\":1,\"turn_id\":\"t1\"}\n\n"
+        ))
+        .await;
+        assert!(told.starts_with("the connection ended before the turn was done"), "{told}");
+        assert!(told.contains("hint: skep turn desk raum-ä t1 tells"), "{told}");
+        let told = told_by("").await;
+        assert!(told.starts_with("the host did not answer") && !told.contains("%C3%A4"), "{told}");
     }
 
     #[test]

@@ -149,7 +149,7 @@ pub enum TurnState {
 /// What happens in a turn.
 #[derive(Debug, Clone)]
 pub enum TurnEvent {
-    Started,
+    Started { turn_id: String },
     Delta(String),
     ToolCall(ToolCall),
     ToolResult(ToolCall),

@@ -55,7 +55,8 @@ pub async fn run(args: Args) -> Result<()> {
         }
         return out::line(&accepted.turn_id);
     }
-    let turn = client.send_once(&args.agent, &args.session, &message, key).await?;
+    // As events, because the first one has the turn's id: whoever loses the host can find the turn again.
+    let turn = client.stream_once(&args.agent, &args.session, &message, key).await?.answer().await?;
     if args.json {
         return out::json(&turn);
     }

@@ -1,12 +1,12 @@
 //! `skep new`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use skep_runtime::AgentName;
 
 use super::out;
-use crate::embedded::{self, SourceTree};
+use crate::embedded;
 
 /// Where each template goes.
 const FILES: [(&str, &str); 5] = [
@@ -17,20 +17,28 @@ const FILES: [(&str, &str); 5] = [
     (".gitignore", include_str!("../../templates/agent/gitignore.in")),
 ];
 
+/// Where its own copy of the SDK goes.
+const VENDOR: &str = "vendor";
+
 /// Make a crate for a new agent
 ///
-/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml.
+/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml. The SDK comes
+/// with it, in `vendor/`, so that it compiles wherever it is copied to.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep new my-agent
-  skep new my-agent --path agents/mine")]
+  skep new my-agent --path agents/mine
+  skep new my-agent --sdk ../skep/guest-sdk     with an SDK that is there already")]
 pub struct Args {
     /// Name of the agent and of its crate: lower-case letters, digits and hyphens
     name: String,
     /// Folder to make (default: the name)
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
+    /// Folder of `skep-sdk` to depend on, from here [default: a copy of its own; in Skep's checkout the one there]
+    #[arg(long, value_name = "DIR")]
+    sdk: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -39,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     if dir.exists() && std::fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_some()) {
         bail!("{} exists already\n  hint: choose another name, or another folder with --path", dir.display());
     }
-    let sdk = SourceTree::locate()?.sdk();
+    let sdk = sdk(args.sdk.as_deref(), &dir)?;
     for (path, template) in FILES {
         let target = dir.join(path);
         if let Some(parent) = target.parent() {
@@ -54,6 +62,24 @@ pub fn run(args: &Args) -> Result<()> {
     out::line(&format!("made {}; next:", dir.display()))?;
     out::line(&format!("  cargo test --manifest-path {}", dir.join("Cargo.toml").display()))?;
     out::line(&format!("  skep up {}", dir.display()))
+}
+
+/// What the crate in `dir` calls the folder of its SDK.
+fn sdk(chosen: Option<&Path>, dir: &Path) -> Result<PathBuf> {
+    let Some(chosen) = chosen else {
+        return match embedded::sdk_beside(dir) {
+            Some(sdk) => Ok(sdk),
+            None => embedded::vendor_sdk(&dir.join(VENDOR)).map(|_| PathBuf::from(VENDOR).join("guest-sdk")),
+        };
+    };
+    let manifest = std::fs::read_to_string(chosen.join("Cargo.toml")).unwrap_or_default();
+    if !manifest.contains("name = \"skep-sdk\"") {
+        bail!(
+            "--sdk {}: this is not the folder of `skep-sdk`\n  hint: leave it out for a copy",
+            chosen.display()
+        );
+    }
+    chosen.canonicalize().with_context(|| format!("--sdk {}", chosen.display()))
 }
 
 /// A name that is both an agent's and a crate's.
@@ -95,7 +121,48 @@ mod tests {
     fn folder_with_something_in_it_is_left_alone() {
         let dir = tempfile::tempdir().expect("temporary folder");
         std::fs::write(dir.path().join("mine"), b"x").expect("file");
-        let args = Args { name: "my-agent".into(), path: Some(dir.path().to_path_buf()) };
+        let args = Args { name: "my-agent".into(), path: Some(dir.path().to_path_buf()), sdk: None };
         assert!(run(&args).expect_err("not empty").to_string().contains("exists already"));
+    }
+    fn made(dir: &Path, sdk: Option<&Path>) -> String {
+        let args = Args { name: "a".into(), path: Some(dir.to_path_buf()), sdk: sdk.map(Path::to_path_buf) };
+        run(&args).expect("made");
+        let text = std::fs::read_to_string(dir.join("Cargo.toml")).expect("it is there");
+        let manifest: toml::Table = toml::from_str(&text).expect("valid TOML");
+        manifest["dependencies"]["skep-sdk"]["path"].as_str().expect("a path").to_owned()
+    }
+
+    #[test]
+    fn a_crate_finds_its_sdk_wherever_it_is_copied_to() {
+        let parent = tempfile::tempdir().expect("temporary folder");
+        let dir = parent.path().join("a");
+        assert_eq!(made(&dir, None), "vendor/guest-sdk");
+        let moved = parent.path().join("b");
+        std::fs::rename(&dir, &moved).expect("it can be moved");
+        for file in ["guest-sdk/Cargo.toml", "guest-sdk/macros/Cargo.toml", "wit/skep-agent/agent.wit"] {
+            assert!(moved.join("vendor").join(file).is_file(), "{file}");
+        }
+    }
+
+    #[test]
+    fn a_crate_in_the_checkout_goes_to_the_sdk_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the checkout");
+        let parent = tempfile::tempdir_in(root.join("host/cli")).expect("temporary folder");
+        let dir = parent.path().join("a");
+        assert_eq!(made(&dir, None), "../../../../guest-sdk");
+        assert!(dir.join("../../../../guest-sdk/Cargo.toml").is_file());
+    }
+
+    #[test]
+    fn an_sdk_that_is_named_is_depended_on_and_must_be_one() {
+        let parent = tempfile::tempdir().expect("temporary folder");
+        let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk");
+        let real = sdk.canonicalize().expect("it is there");
+        assert_eq!(made(&parent.path().join("a"), Some(&sdk)), real.to_str().expect("UTF-8"));
+        let args =
+            Args { name: "b".into(), path: Some(parent.path().join("b")), sdk: Some(parent.path().into()) };
+        let error = run(&args).expect_err("no SDK").to_string();
+        assert!(error.contains("not the folder of `skep-sdk`"), "{error}");
+        assert!(!parent.path().join("b").exists());
     }
 }

@@ -19,7 +19,7 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
     let (mut generations, mut tool_calls, mut done) = (Vec::new(), Vec::new(), None);
     while let Some(event) = stream.next().await? {
         match event {
-            TurnEvent::Started => {}
+            TurnEvent::Started { .. } => {}
             TurnEvent::Delta(text) => printer.text(&text)?,
             TurnEvent::ToolCall(call) => printer.aside(&format!("→ {}({})", call.name, call.arguments))?,
             TurnEvent::ToolResult(call) => {

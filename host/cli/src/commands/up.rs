@@ -1,5 +1,6 @@
 //! `skep up`.
 
+mod help;
 mod redeploy;
 
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use skep_model::physical_cores;
 use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
-use crate::config::{AuthFlag, Config, SpeculationConfig};
+use crate::config::{self, AuthFlag, Config, SpeculationConfig};
 use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
@@ -26,74 +27,7 @@ use crate::traces::{self, TraceOptions};
 /// Builds and deploys the agents that are named; those that were deployed before are there again. SIGTERM or Ctrl-C lets
 /// running requests finish; a second one ends at once.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  skep up
-  skep up my-agent examples/concierge
-  skep up --watch my-agent                    deploys it again when a file of it changes
-  skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
-  skep up --config skep.toml --listen 0.0.0.0:8080
-
-skep.toml, every line optional:
-  listen = \"127.0.0.1:8080\"
-  data = \"data\"                 # relative to the file
-  durability = \"process\"        # or \"power\": each turn waits for the disk
-  model = \"smollm2-135m\"
-  threads = 4
-  [engine]
-  replicas = 2
-  kv = \"f16\"                    # or \"f32\", \"i8\"
-  kv_tokens = 65536              # of each replica
-  [limits]                       # ceilings for every agent
-  memory_mb = 64
-  tokens_per_day = 1000000
-  [tenants.acme]                 # or [tenants.default]
-  tokens_per_day = 5000000
-  [grants]                       # what agents may be granted at most; without it the default model
-  models = [\"smollm2-135m\"]
-  tools = [\"agent:*/*\"]
-  hosts = [\"https://*.example.com\"]
-  [auth]
-  required = true                # default unless only this machine can connect
-  [http]
-  drain_s = 30
-  [telemetry]
-  otlp_endpoint = \"http://127.0.0.1:4318\"
-  [[webhook]]                    # as often as there are addresses
-  url = \"https://example.com/hook\"
-  topics = [\"skep.turn.failed\"]
-  secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
-
-All of its settings:
-  [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
-             max_sequences, step_tokens, step_target_ms, kv, kv_tokens, isa,
-             pin_threads, speculation (\"off\", \"prompt-lookup\"),
-             default_deadline_s, tensor_parallel, pipeline_parallel,
-             rank_deadline_s
-  [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
-             approval_ms, tokens_per_turn, tokens_per_day, state_kb, host_calls,
-             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules,
-             events
-  [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
-             max_component_bytes, max_artifact_bytes, compile_s, mailbox,
-             stack_kb
-  [auth]     required, open_metrics
-  [http]     max_body_bytes, drain_s, origins (web pages that may use the
-             host, such as \"https://app.example.com\")
-  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
-             tools, see: skep mcp --help
-  [ai]       models: what clients of /ai/run call a model, such as
-             models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
-  [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
-             max_attempts
-  [tenants.NAME] tokens_per_day; NAME is default for all that have no section
-  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any
-             name), hosts (where agents may send requests; \"*\" is everywhere)
-  [outbound] allow_private (addresses beyond the public ones, such as
-             \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
-
-Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
-OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.")]
+#[command(after_help = help::AFTER)]
 pub struct Args {
     /// Folders of agents to build and deploy
     #[arg(value_name = "AGENT_DIR")]
@@ -114,21 +48,21 @@ pub struct Args {
     #[arg(long, value_name = "NAME|PATH")]
     model: Option<String>,
     /// Threads of the model's computation, shared out among the replicas [default: physical cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to::<256>)]
     threads: Option<usize>,
     #[command(flatten)]
     compute: ComputeFlags,
     /// Engines of the model, each with its own KV cache; a session stays on its own [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = replicas)]
     replicas: Option<NonZeroUsize>,
     /// Guess ahead, and from what [default: off]
     #[arg(long, value_name = "HOW")]
     speculation: Option<SpeculationConfig>,
     /// Ranks that share each layer [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
     tp: Option<usize>,
     /// Ranks that share the layers out [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
     pp: Option<usize>,
     /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
     #[arg(long, value_name = "URL")]
@@ -199,7 +133,8 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     if !args.ephemeral {
         options.data = DataDir::Path(places::data_dir()?);
     }
-    config.apply(&mut options)?;
+    let in_file = || args.config.as_deref().map_or_else(String::new, config::is_invalid);
+    config.apply(&mut options).with_context(in_file)?;
     options.gateway.remote_parent = Some(traces::remote_parent());
     if args.ephemeral {
         options.data = DataDir::InMemory;
@@ -224,6 +159,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     if let Some(model) = &args.model {
         options.model = model.clone();
     }
+    config.ai.check(&options.model).with_context(in_file)?;
     Ok(options)
 }
 
@@ -280,6 +216,18 @@ fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()
             }
         }
     }
+}
+
+/// A number that says how many of something there are.
+fn from_1_to<const MOST: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=MOST).contains(&number) => Ok(number),
+        _ => Err(format!("it may be 1 to {MOST}")),
+    }
+}
+
+fn replicas(text: &str) -> Result<NonZeroUsize, String> {
+    from_1_to::<64>(text).map(|number| NonZeroUsize::new(number).expect("at least 1"))
 }
 
 /// Requests to stop, from the terminal or from a supervisor.
@@ -350,5 +298,38 @@ mod tests {
             |options: ServerOptions| (options.executor.tensor_parallel, options.executor.pipeline_parallel);
         assert_eq!(ranks(parse(&["--pp", "2"])), (3, 2));
         assert_eq!(ranks(parse(&["--tp", "4"])), (4, 1));
+    }
+    #[test]
+    fn a_number_that_cannot_be_is_told_with_its_flag_and_range() {
+        for (flag, value, expected) in [
+            ("--threads", "0", "'--threads <N>': it may be 1 to 256"),
+            ("--replicas", "0", "'--replicas <N>': it may be 1 to 64"),
+            ("--tp", "65", "'--tp <N>': it may be 1 to 64"),
+            ("--pp", "x", "'--pp <N>': it may be 1 to 64"),
+        ] {
+            let error = Wrapper::try_parse_from(["up", flag, value]).err().expect(flag).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_file_is_told_with_its_name() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("mine.toml");
+        for (text, expected) in [
+            ("[http]\nmax_body_bytes = 0\n", "line 2: [http] max_body_bytes: 0 is out of range"),
+            ("[http]\norigins = [\"x\"]\n", "[http] origins: \"x\" is no origin"),
+            (
+                "[ai]\nmodels = { a = \"nope\" }\n",
+                "[ai] models: \"a\" is \"nope\", which this host does not serve",
+            ),
+        ] {
+            std::fs::write(&path, text).expect("file");
+            let arguments = ["up", "--ephemeral", "--config", path.to_str().expect("UTF-8")];
+            let args = Wrapper::try_parse_from(arguments).expect("valid flags").args;
+            let error = args.config().and_then(|config| options(&args, &config)).expect_err(text);
+            let expected = format!("{} is not a valid skep.toml: {expected}", path.display());
+            assert!(format!("{error:#}").starts_with(&expected), "{error:#}");
+        }
     }
 }

@@ -9,12 +9,14 @@ use serde::Deserialize;
 use skep_engine::EngineOptions;
 use skep_runtime::AgentName;
 
-use super::tenants::check_weight;
+use super::number::number;
+use super::tenants::MAX_WEIGHT;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
     /// Its share of the model beside other agents of the same tenant that want it too.
+    #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
 }
 
@@ -22,7 +24,6 @@ pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, options: &mut Engine
     let weights = Arc::make_mut(&mut options.weights);
     for (name, AgentConfig { weight }) in agents {
         AgentName::new(name).with_context(|| format!("[agents.{name}]"))?;
-        check_weight(&format!("[agents.{name}]"), *weight)?;
         weights.agents.extend(weight.map(|weight| (name.clone(), weight)));
     }
     Ok(())
@@ -43,7 +44,10 @@ mod tests {
         assert_eq!(weights.agents, [("concierge".to_owned(), NonZeroU32::new(4).unwrap())].into());
         for (text, expected) in [
             ("[agents.\"Not a name\"]\n", "[agents.Not a name]"),
-            ("[agents.echo]\nweight = 2000\n", "[agents.echo] weight: 2000 is more than 1000"),
+            (
+                "[agents.echo]\nweight = 2000\n",
+                "[agents.echo] weight: 2000 is out of range; it may be 1 to 1000",
+            ),
             ("[agents.echo]\nwieght = 2\n", "did you mean `weight`?"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(text));

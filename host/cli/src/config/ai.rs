@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, bail};
 use serde::Deserialize;
+use skep_runtime::AGENT_MODEL;
 
+use crate::catalog;
 use crate::server::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -16,5 +19,51 @@ pub struct AiConfig {
 impl AiConfig {
     pub(super) fn apply(&self, options: &mut ServerOptions) {
         options.gateway.model_names.extend(self.models.clone());
+    }
+    /// That each of them is another name of something that the host serves, once it is known which model that is.
+    pub fn check(&self, model: &str) -> Result<()> {
+        // A model that is nowhere is told when it is looked for.
+        let Some(served) = catalog::name_of(model) else { return Ok(()) };
+        for (alias, name) in &self.models {
+            let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next()).unwrap_or(name);
+            if bare != served.as_str() && name != "default" && !name.starts_with(AGENT_MODEL) {
+                bail!(
+                    "[ai] models: {alias:?} is {name:?}, which this host does not serve; it serves {served:?}, and agents as \
+                     \"{AGENT_MODEL}NAME\""
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn other_names_are_of_what_the_host_serves() {
+        let check = |models: &str, model: &str| {
+            Config::parse(&format!("[ai]\nmodels = {{ {models} }}\n")).expect("a table").ai.check(model)
+        };
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let file = dir.path().join("tiny.gguf");
+        std::fs::write(&file, b"x").expect("file");
+        let tiny = file.to_str().expect("UTF-8");
+        for (models, model) in [
+            ("\"@cf/a/b\" = \"smollm2-135m\"", "smollm2-135m"),
+            ("a = \"@cf/meta/smollm2-135m\"", "smollm2-135m"),
+            ("a = \"tiny\", b = \"default\", c = \"agent:echo\"", tiny),
+            ("a = \"q4\"", "hf:owner/repo:dir/q4.gguf"),
+            ("a = \"repo\"", "hf:owner/repo"),
+        ] {
+            check(models, model).unwrap_or_else(|error| panic!("{models} of {model}: {error}"));
+        }
+        let error = check("a = \"nope\"", tiny).expect_err("not served").to_string();
+        assert!(
+            error.starts_with("[ai] models: \"a\" is \"nope\", which this host does not serve"),
+            "{error}"
+        );
+        assert!(error.contains("it serves \"tiny\""), "{error}");
     }
 }

@@ -5,20 +5,28 @@ use std::time::Duration;
 use serde::Deserialize;
 use skep_runtime::BatchOptions;
 
+use super::number::number;
+
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchConfig {
     /// Requests that run at once, of all batches.
+    #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_running: Option<usize>,
     /// Requests of one batch.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_items: Option<usize>,
     /// Batches that are kept, those that ended included.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_batches: Option<u64>,
     /// Requests and results that are kept, of all batches.
+    #[serde(deserialize_with = "number::<1, 1_048_576, _, _>")]
     pub max_stored_mb: Option<u64>,
     /// How long results are kept.
+    #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub retention_h: Option<u64>,
     /// A request that failed so often is given up.
+    #[serde(deserialize_with = "number::<1, 1000, _, _>")]
     pub max_attempts: Option<u32>,
 }
 

@@ -1,5 +1,6 @@
 //! `[http]`: bounds of the server, and the web pages that may use it.
 
+use super::{PIECE_BYTES, number};
 use anyhow::{Result, bail};
 use serde::Deserialize;
 use skep_gateway::GatewayOptions;
@@ -9,8 +10,10 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
+    #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
     pub max_body_bytes: Option<usize>,
     /// How long running requests may go on after a signal to stop.
+    #[serde(deserialize_with = "number::<0, 86_400, _, _>")]
     pub drain_s: Option<u64>,
     /// Web pages that may use the host, such as `https://app.example.com`.
     pub origins: Option<Vec<String>>,

@@ -4,12 +4,15 @@ use serde::Deserialize;
 use skep_outbound::AddressRange;
 use skep_runtime::RuntimeOptions;
 
+use super::number::number;
+
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutboundConfig {
     /// Addresses that may be connected to although they are not public.
     pub allow_private: Vec<AddressRange>,
     /// Requests that are under way at once.
+    #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_running: Option<usize>,
 }
 

@@ -5,12 +5,14 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::Deserialize;
 
+use super::number::number;
 use crate::server::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionsConfig {
     /// Hours after a session's last turn after which it is deleted; an agent may ask for fewer.
+    #[serde(deserialize_with = "number::<0, 876_000, _, _>")]
     pub ttl_h: Option<u32>,
 }
 

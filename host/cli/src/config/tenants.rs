@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_gateway::{RateOptions, TenantRates};
 use skep_runtime::Tenant;
 
+use super::number::number;
 use crate::server::ServerOptions;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -17,14 +18,19 @@ use crate::server::ServerOptions;
 pub struct TenantConfig {
     /// Requests that invoke something: messages, generations, an agent's own routes. Where no key is asked for, each
     /// client address has as many as the tenant `local`.
+    #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub requests_per_minute: Option<NonZeroU32>,
     /// Of those, how many may come at once; without it all of them.
+    #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub request_burst: Option<NonZeroU32>,
     /// Tokens that models compute for it: those it gets, and those of prompts that were not cached.
+    #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub tokens_per_minute: Option<NonZeroU32>,
     /// Tokens that models produce for it on one day of UTC, for its turns and for requests that name a model.
+    #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub tokens_per_day: Option<NonZeroU32>,
     /// Its share of the model beside other tenants that want it too.
+    #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
 }
 
@@ -33,7 +39,8 @@ const DEFAULT: &str = "default";
 /// What is asked of a tenant, or an address, of which nobody said anything, where others than this machine can connect.
 const OPEN_REQUESTS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(6_000).unwrap();
 /// More would let the others hardly go on.
-const MAX_WEIGHT: u32 = 1_000;
+pub(super) const MAX_WEIGHT: u64 = 1_000;
+const MAX_RATE: u64 = u32::MAX as u64;
 
 pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut ServerOptions) -> Result<()> {
     let default = tenants.get(DEFAULT).copied().unwrap_or_default();
@@ -41,7 +48,6 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
     let weights = Arc::make_mut(&mut options.engine.weights);
     weights.other_tenants = default.weight;
     for (name, own) in tenants {
-        check_weight(&format!("[tenants.{name}]"), own.weight)?;
         let tokens = own.tokens_per_day.map(|tokens| (name.clone(), tokens.get()));
         options.runtime.tenant_tokens_per_day.extend(tokens);
         if name == DEFAULT {
@@ -53,17 +59,6 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
     }
     options.rates = rates;
     Ok(())
-}
-
-pub(super) fn check_weight(section: &str, weight: Option<NonZeroU32>) -> Result<()> {
-    match weight {
-        Some(weight) if weight.get() > MAX_WEIGHT => {
-            bail!(
-                "{section} weight: {weight} is more than {MAX_WEIGHT}; weights count beside each other, 1 is the default"
-            )
-        }
-        _ => Ok(()),
-    }
 }
 
 /// What holds for a host to which others than this machine can connect: nobody's requests are without a limit.
@@ -156,10 +151,13 @@ mod tests {
     fn what_no_tenant_can_have_is_an_error_that_says_why() {
         for (text, expected) in [
             ("[tenants.Acme]\nweight = 1\n", "a tenant's name has 1 to 64"),
-            ("[tenants.acme]\nweight = 1001\n", "[tenants.acme] weight: 1001 is more than 1000"),
-            ("[tenants.acme]\nweight = 0\n", "nonzero"),
-            ("[tenants.acme]\nrequests_per_minute = 0\n", "nonzero"),
-            ("[tenants.acme]\ntokens_per_day = 0\n", "nonzero"),
+            (
+                "[tenants.acme]\nweight = 1001\n",
+                "[tenants.acme] weight: 1001 is out of range; it may be 1 to 1000",
+            ),
+            ("[tenants.acme]\nweight = 0\n", "0 is out of range; it may be 1 to"),
+            ("[tenants.acme]\nrequests_per_minute = 0\n", "0 is out of range; it may be 1 to"),
+            ("[tenants.acme]\ntokens_per_day = 0\n", "0 is out of range; it may be 1 to"),
             ("[tenants.acme]\nrequest_per_minute = 1\n", "did you mean `requests_per_minute`?"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(text));

@@ -1,7 +1,8 @@
 //! `[[webhook]]` of `skep.toml`: addresses that the operator has events sent to.
 
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
-use skep_runtime::{NewWebhook, TopicPattern};
+use skep_runtime::{NewWebhook, RuntimeOptions, TopicPattern};
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -16,5 +17,43 @@ impl From<&WebhookConfig> for NewWebhook {
     fn from(config: &WebhookConfig) -> Self {
         let WebhookConfig { url, topics, secret } = config.clone();
         NewWebhook { url, topics, secret: Some(secret) }
+    }
+}
+
+pub(super) fn apply(webhooks: &[WebhookConfig], options: &mut RuntimeOptions) -> Result<()> {
+    for config in webhooks {
+        let webhook = NewWebhook::from(config);
+        webhook.check().with_context(|| format!("[[webhook]] with the url {:?}", config.url))?;
+        options.webhooks.push(webhook);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{config::Config, server::ServerOptions};
+
+    fn applied(url: &str, topics: &str, secret: &str) -> anyhow::Result<Vec<String>> {
+        let text = format!("[[webhook]]\nurl = \"{url}\"\ntopics = [{topics}]\nsecret = \"{secret}\"\n");
+        let mut options = ServerOptions::default();
+        Config::parse(&text)?.apply(&mut options)?;
+        Ok(options.runtime.webhooks.into_iter().map(|webhook| webhook.url).collect())
+    }
+
+    #[test]
+    fn webhooks_are_those_of_the_file_and_checked_when_it_is_read() {
+        let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let url = "https://example.com/hook";
+        assert_eq!(applied(url, "\"skep.turn.*\"", secret).expect("valid"), [url]);
+        for (url, topics, secret, expected) in [
+            ("a b", "\"*\"", secret, "[[webhook]] with the url \"a b\": "),
+            ("ftp://example.com", "\"*\"", secret, "[[webhook]] with the url \"ftp://example.com\": "),
+            (url, "", secret, "a webhook has 1 to 32 topics, not 0"),
+            (url, "\"*\"", "whsec_x", "24 to 64 bytes"),
+            (url, "\"or*\"", secret, "line 3: [[webhook]] topics: "),
+        ] {
+            let error = format!("{:#}", applied(url, topics, secret).expect_err(expected));
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -18,7 +18,10 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
     let mut tools = Vec::with_capacity(options.tools.len().min(128));
     for name in &options.tools {
         let Some(tool) = turn.tool(name) else {
-            let known = turn.agent.tools.names().join(", ");
+            let known = match turn.agent.tools.names() {
+                names if names.is_empty() => "none".to_owned(),
+                names => names.join(", "),
+            };
             let message = format!(
                 "tools: the agent describes no tool {name:?} and has not listed one of this name; it describes: {known}"
             );

@@ -101,7 +101,7 @@ impl ComponentCompiler {
         let (engine, max_bytes) = (self.wasm.engine.clone(), self.max_bytes as u64);
         let compiling = apart(move || {
             let _place = place;
-            refuse_core_module(&bytes)?;
+            refuse_no_component(&bytes)?;
             weight::check(&bytes, max_bytes)?;
             Component::from_binary(&engine, &bytes).map_err(|error| refusal(&error))
         });
@@ -150,13 +150,18 @@ fn refusal(error: &wasmtime::Error) -> String {
     reason
 }
 
-fn refuse_core_module(bytes: &[u8]) -> Result<(), String> {
-    if bytes.starts_with(b"\0asm\x01\0\0\0") {
-        return Err(
-            "it is a core WebAssembly module, not a component; `skep build` makes a component of it".into()
-        );
+/// By the first eight bytes: the magic number, the version, and whether it is a module or a component.
+fn refuse_no_component(bytes: &[u8]) -> Result<(), String> {
+    match bytes.get(..8) {
+        Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(()),
+        Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
+            Err("it is a core WebAssembly module, not a component; `skep build` makes a component of it"
+                .into())
+        }
+        _ => Err("it is not WebAssembly, which begins with the bytes \"\\0asm\"; a component is wanted, as \
+                  `skep build` makes it"
+            .into()),
     }
-    Ok(())
 }
 
 async fn apart<T: Send + 'static>(
@@ -167,4 +172,22 @@ async fn apart<T: Send + 'static>(
         CompileError::Host(RuntimeError::Internal { message: format!("the compiler stopped: {error}") })
     })?
     .map_err(CompileError::Refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_component_is_told_in_a_line() {
+        refuse_no_component(b"\0asm\x0d\0\x01\0...").expect("a component, as far as eight bytes tell");
+        for (bytes, expected) in [
+            (&b"junk that is no component"[..], "it is not WebAssembly"),
+            (b"", "it is not WebAssembly"),
+            (b"\0asm\x01\0\0\0", "it is a core WebAssembly module"),
+        ] {
+            let error = refuse_no_component(bytes).expect_err(expected);
+            assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
+        }
+    }
 }

@@ -24,6 +24,22 @@ pub struct NewWebhook {
     pub secret: Option<String>,
 }
 
+impl NewWebhook {
+    /// What can be known of it without a host.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        let invalid = |message: String| RuntimeError::InvalidWebhook { message };
+        check_webhook_url(&self.url).map_err(|error| invalid(error.to_string()))?;
+        if self.topics.is_empty() || self.topics.len() > MAX_TOPICS {
+            let count = self.topics.len();
+            return Err(invalid(format!("a webhook has 1 to {MAX_TOPICS} topics, not {count}; * is all")));
+        }
+        match &self.secret {
+            Some(secret) => WebhookSecret::parse(secret).map(drop).map_err(invalid),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A webhook, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookSummary {
@@ -162,13 +178,9 @@ impl Webhooks {
         webhook: NewWebhook,
         is_configured: bool,
     ) -> Result<(WebhookSummary, String), RuntimeError> {
+        webhook.check()?;
         let NewWebhook { url, topics, secret } = webhook;
         let invalid = |message: String| RuntimeError::InvalidWebhook { message };
-        check_webhook_url(&url).map_err(|error| invalid(error.to_string()))?;
-        if topics.is_empty() || topics.len() > MAX_TOPICS {
-            let count = topics.len();
-            return Err(invalid(format!("a webhook has 1 to {MAX_TOPICS} topics, not {count}; * is all")));
-        }
         let secret = match secret {
             Some(secret) => WebhookSecret::parse(&secret).map_err(invalid)?,
             None => {

@@ -2,6 +2,7 @@
 
 use super::{
     fixture::{Host, invocation, until},
+    guest::echo,
     tools::{caller, counting, echoing, granted, granting, relay},
 };
 use crate::{
@@ -205,7 +206,8 @@ async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well
     let host = start_chain("[limits]\nturn_ms = 2000", "[limits]\napproval_ms = 2500").await;
     let (handle, _) = asked_below(&host).await;
     let outcome = handle.outcome().await.expect("its own time was not used up");
-    assert!(outcome.text.starts_with("nobody approved this call in time"), "{}", outcome.text);
+    let refusal = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml";
+    assert!(outcome.text.starts_with(refusal), "{}", outcome.text);
 }
 
 #[tokio::test]
@@ -332,4 +334,8 @@ async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
         error.to_string().contains("[tools.lose] in agent.toml names no tool; it describes: find"),
         "{error}"
     );
+    let error =
+        host.deploy("mute", "[tools.lose]\napproval = true", echo()).await.expect_err("no tools at all");
+    let expected = "[tools.lose] in agent.toml names no tool; it has no tools of its own; tools of others";
+    assert!(error.to_string().contains(expected), "{error}");
 }

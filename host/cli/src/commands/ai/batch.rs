@@ -113,22 +113,26 @@ fn read(path: &Path) -> Result<Vec<Value>> {
         );
     }
     let text = std::fs::read_to_string(path).with_context(cannot)?;
-    requests(&text).with_context(|| format!("{} has no requests, one a line", path.display()))
+    requests(&text).map_err(|wrong| Usage(format!("{}: {wrong}", path.display())).into())
 }
 
-fn requests(text: &str) -> Result<Vec<Value>> {
+fn requests(text: &str) -> Result<Vec<Value>, String> {
     let mut requests = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let request = match serde_json::from_str(line) {
             Ok(request @ Value::Object(_)) => request,
             Ok(Value::String(prompt)) => json!({ "prompt": prompt }),
-            Ok(_) => bail!(Usage(format!("line {} is neither a JSON object nor a string", index + 1))),
-            Err(error) => bail!(Usage(format!("line {} is not JSON: {error}", index + 1))),
+            Ok(_) => return Err(format!("line {} is neither a JSON object nor a string", index + 1)),
+            // The parser counts lines from this one.
+            Err(error) => {
+                let wrong = error.to_string().replace(&format!("line {} column", error.line()), "column");
+                return Err(format!("line {} is not JSON: {wrong}", index + 1));
+            }
         };
         requests.push(request);
     }
     if requests.is_empty() {
-        bail!(Usage("there is no line in it".to_owned()));
+        return Err("there is no request in it, one a line".to_owned());
     }
     Ok(requests)
 }
@@ -142,9 +146,21 @@ mod tests {
         let read =
             requests("{\"prompt\": \"a\", \"external_reference\": \"1\"}\n\n\"b\"\n").expect("two requests");
         assert_eq!(read, [json!({"prompt": "a", "external_reference": "1"}), json!({"prompt": "b"})]);
-        for (text, place) in [("\"a\"\n7\n", "line 2"), ("\"a\"\n\n{\n", "line 3"), ("\n", "no line")] {
-            let error = requests(text).expect_err("it cannot be read").to_string();
-            assert!(error.contains(place), "{error}");
+        for (text, place) in
+            [("\"a\"\n7\n", "line 2"), ("\"a\"\n\n{\n", "line 3"), ("\n", "there is no request")]
+        {
+            let error = requests(text).expect_err("it cannot be read");
+            assert!(error.starts_with(place), "{error}");
         }
+    }
+
+    #[test]
+    fn the_file_is_named_and_what_is_wrong_with_its_line_and_no_more() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let path = dir.path().join("bad.jsonl");
+        std::fs::write(&path, "oops\n").expect("file");
+        let error = read(&path).expect_err("no JSON");
+        let expected = format!("{}: line 1 is not JSON: expected value at column 1", path.display());
+        assert_eq!((format!("{error:#}"), error.is::<Usage>()), (expected, true));
     }
 }

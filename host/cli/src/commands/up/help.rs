@@ -1,0 +1,132 @@
+//! What `skep up --help` says behind its flags: examples, and all that skep.toml may have.
+
+pub(super) const AFTER: &str = "\
+Examples:
+  skep up
+  skep up my-agent examples/concierge
+  skep up --watch my-agent                    deploys it again when a file of it changes
+  skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+  skep up --config skep.toml --listen 0.0.0.0:8080
+
+skep.toml, every line optional:
+  listen = \"127.0.0.1:8080\"
+  data = \"data\"                 # relative to the file
+  durability = \"process\"        # or \"power\": each turn waits for the disk
+  model = \"smollm2-135m\"
+  threads = 4
+  [engine]
+  replicas = 2
+  kv = \"f16\"                    # or \"f32\", \"i8\"
+  kv_tokens = 65536              # of each replica
+  [limits]                       # ceilings for every agent
+  memory_mb = 64
+  tokens_per_day = 1000000
+  [tenants.acme]                 # or [tenants.default]
+  tokens_per_day = 5000000
+  [grants]                       # what agents may be granted at most; without it the default model
+  models = [\"smollm2-135m\"]
+  tools = [\"agent:*/*\"]
+  hosts = [\"https://*.example.com\"]
+  [auth]
+  required = true                # default unless only this machine can connect
+  [http]
+  drain_s = 30
+  [telemetry]
+  otlp_endpoint = \"http://127.0.0.1:4318\"
+  [[webhook]]                    # as often as there are addresses
+  url = \"https://example.com/hook\"
+  topics = [\"skep.turn.failed\"]
+  secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
+
+All of its settings:
+  listen, data, durability (\"process\", \"power\"), model, threads
+  [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
+             max_sequences, step_tokens, step_target_ms, kv, kv_tokens, isa,
+             pin_threads, speculation (\"off\", \"prompt-lookup\"),
+             default_deadline_s, tensor_parallel, pipeline_parallel,
+             rank_deadline_s
+  [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
+             approval_ms, tokens_per_turn, tokens_per_day, state_kb, host_calls,
+             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules,
+             events
+  [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
+             max_component_bytes, max_artifact_bytes, compile_s, mailbox,
+             stack_kb
+  [sessions] ttl_h: hours after its last turn after which a session is deleted
+  [tenants.NAME]
+             requests_per_minute, request_burst, tokens_per_minute,
+             tokens_per_day, weight; NAME is default for all that have no section
+  [agents.NAME]
+             weight: its share of the model beside others of the same tenant
+  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any
+             name), hosts (where agents may send requests; \"*\" is everywhere)
+  [auth]     required, open_metrics
+  [http]     max_body_bytes, drain_s, origins (web pages that may use the
+             host, such as \"https://app.example.com\")
+  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
+             tools, see: skep mcp --help
+  [ai]       models: what clients of /ai/run call a model, such as
+             models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
+  [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
+             max_attempts
+  [outbound] allow_private (addresses beyond the public ones, such as
+             \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
+  [telemetry]
+             otlp_endpoint
+  [[webhook]]
+             url, topics, secret
+
+Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
+OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.";
+
+#[cfg(test)]
+mod tests {
+    use super::AFTER;
+    use crate::config::Config;
+
+    /// The fields that the file may have under a header, as its parser names them when it is asked for another one.
+    fn fields(header: &str) -> Vec<String> {
+        let message =
+            skep_runtime::parse_toml::<Config>(&format!("{header}\nnot-a-field = 1\n")).expect_err(header);
+        let Some((_, expected)) = message.split_once("unknown field `not-a-field`, expected ") else {
+            panic!("{header}: {message}");
+        };
+        expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    /// The header under which a field of the file is a section, if it is one.
+    fn header(field: &str) -> Option<String> {
+        let headers = [format!("[{field}]"), format!("[{field}.NAME]"), format!("[[{field}]]")];
+        headers.into_iter().find(|header| {
+            let text = format!("{header}\nnot-a-field = 1\n");
+            skep_runtime::parse_toml::<Config>(&text)
+                .is_err_and(|message| message.contains("unknown field `not-a-field`"))
+        })
+    }
+
+    #[test]
+    fn every_section_and_field_of_the_file_is_in_the_help() {
+        let (_, settings) = AFTER.split_once("All of its settings:\n").expect("the part is there");
+        let (settings, _) = settings.split_once("\n\n").expect("it ends");
+        let (top, _) = settings.split_once("\n  [").expect("sections follow");
+        let word = |text: &str, word: &str| {
+            text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|found| found == word)
+        };
+        let mut sections = 0;
+        for field in fields("") {
+            let Some(header) = header(&field) else {
+                assert!(word(top, &field), "{field} is missing");
+                continue;
+            };
+            sections += 1;
+            let (_, section) = settings
+                .split_once(&format!("\n  {header}"))
+                .unwrap_or_else(|| panic!("{header} is missing"));
+            let section = section.split("\n  [").next().unwrap_or_default();
+            for field in fields(&header) {
+                assert!(word(section, &field), "{header} {field} is missing");
+            }
+        }
+        assert_eq!(settings.matches("\n  [").count(), sections, "a section that the file cannot have");
+    }
+}

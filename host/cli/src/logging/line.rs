@@ -1,0 +1,170 @@
+//! A line of the log for people: when, how bad, in which turn, and what happened. What else its spans know is in the JSON
+//! form and in traces.
+
+use std::fmt;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// What is shown of spans, and as what.
+const SHOWN: [(&str, &str); 3] =
+    [("gen_ai.agent.name", "agent"), ("gen_ai.conversation.id", "session"), ("skep.turn.number", "turn")];
+
+/// The fields of a span that say whose it is.
+pub(super) struct Whose;
+
+impl<'writer> FormatFields<'writer> for Whose {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
+        let mut shown = Shown { writer, result: Ok(()) };
+        fields.record(&mut shown);
+        shown.result
+    }
+}
+
+struct Shown<'writer> {
+    writer: Writer<'writer>,
+    result: fmt::Result,
+}
+
+impl Visit for Shown<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if let Some((_, name)) = SHOWN.iter().find(|(known, _)| *known == field.name()) {
+            self.result = self.result.and_then(|()| write!(self.writer, " {name}={value:?}"));
+        }
+    }
+}
+
+/// The whole line.
+pub(super) struct Line;
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        SystemTime.format_time(&mut writer)?;
+        let level = *event.metadata().level();
+        let colour = match level {
+            tracing::Level::ERROR => 31,
+            tracing::Level::WARN => 33,
+            tracing::Level::INFO => 32,
+            _ => 34,
+        };
+        match writer.has_ansi_escapes() {
+            true => write!(writer, " \x1b[{colour}m{level:>5}\x1b[0m")?,
+            false => write!(writer, " {level:>5}")?,
+        }
+        for field in whose(context) {
+            write!(writer, " {field}")?;
+        }
+        writer.write_char(' ')?;
+        DefaultFields::new().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+/// Each field once, as the innermost span has it that has it: a turn may run inside of another one.
+fn whose<S, N>(context: &FmtContext<'_, S, N>) -> Vec<String>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    let mut found: Vec<(&str, String)> = Vec::new();
+    for span in context.event_scope().into_iter().flatten() {
+        let extensions = span.extensions();
+        let Some(fields) = extensions.get::<FormattedFields<N>>() else { continue };
+        // Names of agents and sessions have no spaces.
+        for field in fields.fields.split_whitespace() {
+            let name =
+                field.split_once('=').and_then(|(name, _)| SHOWN.iter().find(|(_, known)| *known == name));
+            if let Some((_, name)) = name
+                && !found.iter().any(|(known, _)| known == name)
+            {
+                found.push((name, field.to_owned()));
+            }
+        }
+    }
+    found.sort_by_key(|(name, _)| SHOWN.iter().position(|(_, known)| known == name));
+    found.into_iter().map(|(_, field)| field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::Empty;
+    use tracing_subscriber::fmt::MakeWriter;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("one writer").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MakeWriter<'_> for Written {
+        type Writer = Written;
+        fn make_writer(&self) -> Written {
+            self.clone()
+        }
+    }
+
+    #[test]
+    fn a_line_says_whose_it_is_and_leaves_the_rest_to_the_other_forms() {
+        let written = Written::default();
+        let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(Whose).event_format(Line);
+        tracing::subscriber::with_default(lines.with_writer(written.clone()).finish(), || {
+            let request = tracing::info_span!("request", otel.kind = "server", request_id = "r1").entered();
+            let turn = tracing::info_span!(
+                "turn",
+                gen_ai.agent.name = "desk",
+                gen_ai.conversation.id = "room-7",
+                skep.turn.number = Empty,
+            );
+            turn.record("skep.turn.number", 3);
+            turn.in_scope(|| {
+                let generation = tracing::info_span!(
+                    "generation",
+                    gen_ai.agent.name = "desk",
+                    gen_ai.request.model = "tiny",
+                );
+                generation.in_scope(|| tracing::warn!(code = "busy", "it waits"));
+                let inner = tracing::info_span!("turn", gen_ai.agent.name = "orders", skep.turn.number = 1);
+                inner.in_scope(|| tracing::info!("hello"));
+            });
+            drop(request);
+            tracing::info!("nobody's");
+        });
+        let written = String::from_utf8(written.0.lock().expect("one writer").clone()).expect("UTF-8");
+        let lines: Vec<&str> =
+            written.lines().map(|line| line.split_once(' ').expect("the time").1).collect();
+        assert_eq!(
+            lines,
+            [
+                " WARN agent=\"desk\" session=\"room-7\" turn=3 it waits code=\"busy\"",
+                " INFO agent=\"orders\" session=\"room-7\" turn=1 hello",
+                " INFO nobody's",
+            ]
+        );
+    }
+}

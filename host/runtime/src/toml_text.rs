@@ -1,0 +1,126 @@
+//! Reads `agent.toml` and `skep.toml`, so that a mistake in either is told in one way: its line, its section and field,
+//! what is wrong, and for a misspelt field the one that was meant.
+
+use serde::de::DeserializeOwned;
+
+/// Messages that name the field themselves.
+const ABOUT_FIELDS: [&str; 3] = ["unknown field", "missing field", "duplicate"];
+
+/// The text as a `T`, or what is wrong with it in one line.
+pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    toml::from_str(text).map_err(|error| explain(text, error.message(), error.span().map(|span| span.start)))
+}
+
+fn explain(text: &str, message: &str, start: Option<usize>) -> String {
+    let message = message.replace('\n', "; ");
+    let hint = nearest_field(&message).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+    let Some(before) = start.and_then(|start| text.get(..start)) else {
+        return format!("{message}{hint}");
+    };
+    let line = before.matches('\n').count() + 1;
+    match field_at(before) {
+        Some(field) if !ABOUT_FIELDS.iter().any(|about| message.starts_with(about)) => {
+            format!("line {line}: {field}: {message}{hint}")
+        }
+        _ => format!("line {line}: {message}{hint}"),
+    }
+}
+
+/// The section and field whose value begins behind this text: `[engine] replicas`.
+fn field_at(before: &str) -> Option<String> {
+    // Else it is a table or a field that is wrong, not a value.
+    before.trim_end().ends_with(['=', '[', ',']).then_some(())?;
+    let mut lines = before.rsplit('\n').map(str::trim);
+    let mut key = None;
+    // A value that is a list may begin lines before the mistake in it.
+    for line in lines.by_ref() {
+        key = line.split_once('=').map(|(key, _)| key.trim());
+        if key.is_some() || is_header(line) {
+            break;
+        }
+    }
+    let key = key.filter(|key| !key.is_empty())?;
+    match lines.find(|line| is_header(line)) {
+        Some(header) => Some(format!("{header} {key}")),
+        None => Some(key.to_owned()),
+    }
+}
+
+fn is_header(line: &str) -> bool {
+    line.starts_with('[') && line.ends_with(']') && !line.contains([',', '=', '{'])
+}
+
+/// The known field that the unknown one resembles, out of serde's "unknown field `x`, expected one of `a`, `b`".
+fn nearest_field(message: &str) -> Option<&str> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let known: Vec<&str> = quoted.collect();
+    let distance = |name: &str| strsim::damerau_levenshtein(unknown, name);
+    let nearest = known.iter().copied().min_by_key(|name| distance(name))?;
+    // One slip in three letters; or the one is how the other begins.
+    if distance(nearest) <= 1.max(unknown.len() / 3) && unknown.len() > 2 {
+        return Some(nearest);
+    }
+    let begins = |name: &&str| unknown.len() > 2 && (name.starts_with(unknown) || unknown.starts_with(*name));
+    known.into_iter().find(begins)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct File {
+        ai: Option<u8>,
+        engine: Engine,
+        named: BTreeMap<String, Engine>,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Engine {
+        replicas: u8,
+        kv_tokens: u8,
+        names: Vec<u8>,
+    }
+
+    fn wrong(text: &str) -> String {
+        parse_toml::<File>(text).expect_err(text)
+    }
+
+    #[test]
+    fn a_value_that_does_not_fit_is_told_with_its_line_section_and_field() {
+        for (text, expected) in [
+            ("ai = -1", "line 1: ai: invalid value"),
+            ("ai = 1\n[engine]\n\nreplicas = \"x\"", "line 4: [engine] replicas: invalid type"),
+            ("[named.\"a b\"]\nreplicas=1\n  kv_tokens = 999", "line 3: [named.\"a b\"] kv_tokens: "),
+            ("[engine]\nnames = [\n  1,\n  \"x\",\n]", "line 4: [engine] names: invalid type"),
+            ("engine = { replicas = \"x\" }", "line 1: engine: invalid type"),
+        ] {
+            let message = wrong(text);
+            assert!(message.starts_with(expected), "{text}\n→ {message}");
+            assert!(!message.contains('\n'), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_field_gets_the_one_that_it_resembles_and_no_other() {
+        for (unknown, meant) in
+            [("replica", "replicas"), ("kv_token", "kv_tokens"), ("nmaes", "names"), ("kv", "")]
+        {
+            let message = wrong(&format!("ai = 1\n[engine]\n{unknown} = 1"));
+            assert!(message.starts_with(&format!("line 3: unknown field `{unknown}`")), "{message}");
+            let hint = format!("; did you mean `{meant}`?");
+            assert_eq!(message.ends_with(&hint), !meant.is_empty(), "{message}");
+        }
+        for unrelated in ["foo", "a", "xylophones_everywhere"] {
+            let message = wrong(&format!("{unrelated} = 1"));
+            assert!(!message.contains("did you mean"), "{message}");
+        }
+        let message = wrong("eng = 1");
+        assert!(message.ends_with("did you mean `engine`?"), "{message}");
+    }
+}
