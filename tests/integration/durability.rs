@@ -59,6 +59,10 @@ impl Process {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
 }
 
 /// A small generator, so that a run can be repeated.
