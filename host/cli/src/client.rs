@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
+use skep_runtime::SessionId;
 
 use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
@@ -66,24 +67,24 @@ impl Client {
         let form = reqwest::multipart::Form::new()
             .text("manifest", manifest.to_owned())
             .part("component", component);
-        self.json(self.request(Method::POST, &["v1", "agents"]).multipart(form)).await
+        self.json(self.request(Method::POST, &["v1", "agents"])?.multipart(form)).await
     }
 
     pub async fn agents(&self) -> Result<Vec<Agent>> {
-        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
+        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])?).await?;
         Ok(list.data)
     }
 
     /// The kept versions of an agent, the newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
-        let request = self.request(Method::GET, &["v1", "agents", agent, "versions"]);
+        let request = self.request(Method::GET, &["v1", "agents", agent, "versions"])?;
         let list: wire::List<AgentVersion> = self.json(request).await?;
         Ok(list.data)
     }
 
     /// Puts a version into force; without a number the one before the version in force.
     pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
-        let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"]);
+        let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"])?;
         self.json(request.json(&serde_json::json!({"version": version}))).await
     }
 
@@ -100,7 +101,7 @@ impl Client {
         text: &str,
         idempotency_key: Option<&str>,
     ) -> Result<Turn> {
-        self.json(with_key(self.message(agent, session, text), idempotency_key)).await
+        self.json(with_key(self.message(agent, session, text)?, idempotency_key)).await
     }
 
     /// Sends a message whose turn goes on by itself.
@@ -111,42 +112,42 @@ impl Client {
         text: &str,
         idempotency_key: Option<&str>,
     ) -> Result<AcceptedTurn> {
-        let request = self.message(agent, session, text).header("prefer", "respond-async");
+        let request = self.message(agent, session, text)?.header("prefer", "respond-async");
         self.json(with_key(request, idempotency_key)).await
     }
 
     /// How a turn stands.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
-        self.json(self.request(Method::GET, &turn_path(agent, session, turn))).await
+        self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
 
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<()> {
-        self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))).await.map(drop)
+        self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))?).await.map(drop)
     }
 
     /// The events of a turn from its first one, until it has ended.
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStream> {
         let mut path = turn_path(agent, session, turn).to_vec();
         path.push("events");
-        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)).await?))
+        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)?).await?))
     }
 
     /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
     pub async fn stream(&self, agent: &str, session: &str, text: &str) -> Result<TurnStream> {
-        let request = self.message(agent, session, text).header(header::ACCEPT, "text/event-stream");
+        let request = self.message(agent, session, text)?.header(header::ACCEPT, "text/event-stream");
         Ok(TurnStream::new(self.answer(request).await?))
     }
 
-    fn message(&self, agent: &str, session: &str, text: &str) -> RequestBuilder {
+    fn message(&self, agent: &str, session: &str, text: &str) -> Result<RequestBuilder> {
         let path = ["v1", "agents", agent, "sessions", session, "messages"];
-        self.request(Method::POST, &path).json(&serde_json::json!({"text": text}))
+        Ok(self.request(Method::POST, &path)?.json(&serde_json::json!({"text": text})))
     }
 
-    fn request(&self, method: Method, path: &[&str]) -> RequestBuilder {
-        self.http.request(method, self.url(path))
+    fn request(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
+        Ok(self.http.request(method, self.url(path)?))
     }
 
-    fn url(&self, path: &[&str]) -> Url {
+    fn url(&self, path: &[&str]) -> Result<Url> {
         under(&self.base, path)
     }
 
@@ -181,12 +182,24 @@ fn address(url: &str, example: &str) -> Result<Url> {
     }
 }
 
-fn under(base: &Url, path: &[&str]) -> Url {
+/// The address of `path`, whose segments arrive as they are here. Those that an address cannot hold are refused: they
+/// would be dropped or changed, and the request would be about something else.
+fn under(base: &Url, path: &[&str]) -> Result<Url> {
+    let is_changed = |segment: &&&str| {
+        matches!(**segment, "" | "." | "..") || segment.contains(|c| matches!(c, '\t' | '\n' | '\r'))
+    };
+    if let Some(segment) = path.iter().find(is_changed) {
+        let rule = match SessionId::new(segment) {
+            Err(error) if path.contains(&"sessions") => error.to_string(),
+            _ => format!("{segment:?} cannot be a name or an id"),
+        };
+        bail!(Usage(rule));
+    }
     let mut url = base.clone();
     if let Ok(mut segments) = url.path_segments_mut() {
         segments.pop_if_empty().extend(path);
     }
-    url
+    Ok(url)
 }
 
 /// Sends the key with every request: the one that is given, or `$SKEP_API_KEY`.
@@ -250,8 +263,39 @@ mod tests {
     #[test]
     fn names_are_escaped_in_paths() {
         let client = Client::new(Some("http://127.0.0.1:1/base/")).expect("an address");
-        let request = client.message("a", "x/y z", "hi").build().expect("a request");
+        let request = client.message("a", "x/y z", "hi").expect("a path").build().expect("a request");
         assert_eq!(request.url().path(), "/base/v1/agents/a/sessions/x%2Fy%20z/messages");
+    }
+
+    #[test]
+    fn a_name_that_an_address_would_change_is_refused() {
+        let client = Client::new(Some("http://127.0.0.1:1")).expect("an address");
+        for session in ["", ".", "..", "a\tb", "a\nb", "a\rb"] {
+            let error = client.message("a", session, "hi").expect_err(session);
+            assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE);
+            assert!(error.to_string().contains("1 to 128 visible ASCII characters"), "{error}");
+        }
+        let error = client.url(&["v1", "agents", ".."]).expect_err("no name");
+        assert!(error.to_string().contains("\"..\" cannot be a name"), "{error}");
+        // Whatever else is wrong with an id arrives whole, and the host says so.
+        for session in ["...", "%2e%2e", " ", "a\\b", "a?b#c", "ä", "\u{1}"] {
+            let url = client.url(&["v1", "agents", "a", "sessions", session]).expect(session);
+            let sent =
+                url.path_segments().and_then(|mut segments| segments.nth(4)).expect(session).to_owned();
+            let mut sent = sent.bytes();
+            let mut arrived = Vec::new();
+            while let Some(byte) = sent.next() {
+                arrived.push(match byte {
+                    b'%' => {
+                        let digits = [sent.next().expect("a digit"), sent.next().expect("a digit")];
+                        let digits = std::str::from_utf8(&digits).expect("ASCII");
+                        u8::from_str_radix(digits, 16).expect("hexadecimal")
+                    }
+                    byte => byte,
+                });
+            }
+            assert_eq!(arrived, session.as_bytes(), "{url}");
+        }
     }
 
     #[test]

@@ -53,6 +53,24 @@ async fn messages_come_in_pages_with_their_numbers() {
 }
 
 #[tokio::test]
+async fn a_session_cannot_be_called_what_a_path_means_otherwise() {
+    let server = server().await;
+    for id in [".", "..", "%2e", "%2e%2e", "%2E."] {
+        let path = format!("/v1/agents/echo/sessions/{id}/messages");
+        let refused = server.post(&path, &json!({"text": "hi"})).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.error()["code"]),
+            (400, &json!("invalid_name")),
+            "{id}"
+        );
+        let message = refused.error()["message"].to_string();
+        assert!(message.contains("neither . nor .."), "{message}");
+    }
+    let fork = server.post(&format!("{SESSION}/fork"), &json!({"session": ".."})).await;
+    assert_eq!((fork.status.as_u16(), &fork.error()["code"]), (400, &json!("invalid_name")));
+}
+
+#[tokio::test]
 async fn a_fork_is_a_session_of_its_own_and_a_second_one_is_a_conflict() {
     let server = server().await;
     let path = format!("{SESSION}/fork");
