@@ -172,9 +172,9 @@ impl Client {
     }
 }
 
-/// The base address that `url` is, which only HTTP without TLS can have.
+/// The base address that `url` is: that of a host, or of what speaks TLS in front of one.
 fn address(url: &str, example: &str) -> Result<Url> {
-    match Url::parse(url).ok().filter(|base| base.scheme() == "http" && base.has_host()) {
+    match Url::parse(url).ok().filter(|base| matches!(base.scheme(), "http" | "https") && base.has_host()) {
         Some(base) => Ok(base),
         None => {
             bail!(Usage(format!("{url:?} is not the address of a host\n  hint: it looks like {example}")))
@@ -299,9 +299,17 @@ mod tests {
     }
 
     #[test]
-    fn address_without_scheme_is_a_usage_error() {
-        let error = Client::new(Some("localhost:8080")).expect_err("no scheme");
-        assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE);
+    fn an_address_has_http_or_https_and_a_host() {
+        for good in ["http://127.0.0.1:8080", "https://agents.example.com", "HTTPS://example.com/skep/"] {
+            assert!(Client::new(Some(good)).is_ok(), "{good}");
+        }
+        let secure = Client::new(Some("https://example.com/skep")).expect("an address");
+        let url = secure.url(&["v1", "agents"]).expect("a path");
+        assert_eq!(url.as_str(), "https://example.com/skep/v1/agents");
+        for bad in ["localhost:8080", "example.com", "ftp://example.com", "file:///tmp", "https://", ""] {
+            let error = Client::new(Some(bad)).expect_err(bad);
+            assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE, "{bad}");
+        }
     }
 
     #[tokio::test]
