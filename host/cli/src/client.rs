@@ -75,6 +75,16 @@ impl Client {
         Ok(list.data)
     }
 
+    /// An agent by its name; the host's refusal says which there are.
+    pub async fn agent(&self, name: &str) -> Result<Agent> {
+        self.json(self.request(Method::GET, &["v1", "agents", name])?).await
+    }
+
+    /// Removes an agent with all that belongs to it.
+    pub async fn delete_agent(&self, name: &str) -> Result<()> {
+        self.answer(self.request(Method::DELETE, &["v1", "agents", name])?).await.map(drop)
+    }
+
     /// The kept versions of an agent, the newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
         let request = self.request(Method::GET, &["v1", "agents", agent, "versions"])?;

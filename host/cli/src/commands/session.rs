@@ -1,14 +1,13 @@
 //! `skep session`: list, show, export, import, fork, delete.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use super::{HostArgs, out};
+use super::{HostArgs, confirmation::confirmed, out};
 use crate::client::{Message, Session, SessionDetail};
-use crate::failure::Usage;
 use crate::style;
 
 /// More cannot be imported.
@@ -312,17 +311,6 @@ async fn delete(args: DeleteArgs) -> Result<()> {
     }
     client.delete_session(agent, session).await?;
     out::line(&format!("deleted {session}"))
-}
-
-/// The answer to a question on the terminal.
-fn confirmed(question: &str) -> Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        bail!(Usage("nobody is there to be asked\n  hint: --yes deletes without a question".to_owned()));
-    }
-    eprint!("{question} [y/N] ");
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {
