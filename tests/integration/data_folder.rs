@@ -1,4 +1,4 @@
-//! The data folder of a host: one host at a time has it.
+//! The data folder of a host: one host at a time has it, and commands that read it make none by mistake.
 
 use crate::durability::{Process, tiny_model};
 use std::{
@@ -32,4 +32,19 @@ fn a_folder_has_one_host_until_that_is_gone_however_it_ends() {
 
     first.kill();
     Process::start(model.path(), data.path()).kill();
+}
+
+#[test]
+fn keys_are_looked_for_only_where_a_host_has_been() {
+    let parent = tempfile::tempdir().unwrap();
+    let data = parent.path().join("data");
+    for arguments in [&["key", "list"][..], &["key", "revoke", "key-5f0c2a9b81d4"]] {
+        let output = skep(arguments, &data);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(said(&output).contains("is no data folder of a host"), "{}", said(&output));
+        assert!(!data.exists(), "{arguments:?} made a folder");
+    }
+    let made = skep(&["key", "create", "--role", "admin"], &data);
+    assert!(made.status.success() && said(&made).contains("made a new data folder"), "{}", said(&made));
+    assert!(skep(&["key", "list"], &data).status.success());
 }
