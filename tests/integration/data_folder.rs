@@ -2,6 +2,7 @@
 
 use crate::durability::{Process, tiny_model};
 use std::{
+    io::Write,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -47,4 +48,42 @@ fn keys_are_looked_for_only_where_a_host_has_been() {
     let made = skep(&["key", "create", "--role", "admin"], &data);
     assert!(made.status.success() && said(&made).contains("made a new data folder"), "{}", said(&made));
     assert!(skep(&["key", "list"], &data).status.success());
+}
+
+#[test]
+fn a_host_whose_key_of_secrets_is_gone_says_so_and_leaves_its_place_free() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let key = data.path().join("secrets.key");
+    let set = |url: &str, name: &str| {
+        let arguments = ["secret", "set", name, "--to", "https://api.example.com", "--url", url];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"s3cret-value").unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let first = Process::start(model.path(), data.path());
+    let output = set(&first.url, "KEY");
+    assert!(output.status.success() && key.exists(), "{}", said(&output));
+    first.kill();
+
+    let backup = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    let log = data.path().join("log");
+    let logged = Stdio::from(std::fs::File::create(&log).unwrap());
+    let second = Process::logging_to(logged, model.path(), data.path());
+    let told = std::fs::read_to_string(&log).unwrap();
+    assert!(told.contains("secrets.key") && told.contains("skep secret set"), "{told}");
+    let refused = set(&second.url, "OTHER");
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(!key.exists(), "a new key is in the place of the old one");
+    second.kill();
+
+    std::fs::write(&key, backup).unwrap();
+    Command::new("chmod").arg("600").arg(&key).status().unwrap();
+    let third = Process::start(model.path(), data.path());
+    let output = set(&third.url, "OTHER");
+    assert!(output.status.success(), "{}", said(&output));
+    third.kill();
 }
