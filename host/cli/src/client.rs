@@ -27,7 +27,7 @@ pub use events::TurnStream;
 pub use keys::{Key, NewKey};
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
-pub use sessions::{Message, MessagePage, Session, SessionDetail};
+pub use sessions::{ImportOptions, Message, MessagePage, Session, SessionDetail};
 pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,

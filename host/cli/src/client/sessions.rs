@@ -26,6 +26,15 @@ pub struct SessionDetail {
     pub state_bytes: u64,
 }
 
+/// What an import may do that it does not do unasked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ImportOptions {
+    /// Replace a session that is there.
+    pub replace: bool,
+    /// Take a session of an agent with another name.
+    pub from_other_agent: bool,
+}
+
 /// Messages of one conversation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MessagePage {
@@ -106,10 +115,12 @@ impl Client {
         agent: &str,
         session: &str,
         document: Vec<u8>,
-        replace: bool,
+        options: ImportOptions,
     ) -> Result<Session> {
         let mut url = self.url(&session_path(agent, session))?;
-        url.query_pairs_mut().append_pair("replace", &replace.to_string());
+        url.query_pairs_mut()
+            .append_pair("replace", &options.replace.to_string())
+            .append_pair("from_other_agent", &options.from_other_agent.to_string());
         let request = self.http.put(url).header(header::CONTENT_TYPE, "application/json");
         self.json(request.body(document)).await
     }

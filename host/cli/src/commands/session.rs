@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{HostArgs, confirmation::confirmed, out};
-use crate::client::{Message, Session, SessionDetail};
+use crate::client::{ImportOptions, Message, Session, SessionDetail};
 use crate::style;
 
 /// More cannot be imported.
@@ -101,6 +101,7 @@ Examples:
   skep session import concierge room-7.json
   skep session import concierge room-7.json --session room-8
   skep session import concierge room-7.json --replace       over a session that is there
+  skep session import concierge-2 room-7.json --from-other-agent
   gunzip -c room-7.json.gz | skep session import concierge -")]
 pub struct ImportArgs {
     /// The agent's name
@@ -113,6 +114,9 @@ pub struct ImportArgs {
     /// Replace the session if it is there, with everything that belongs to it
     #[arg(long)]
     replace: bool,
+    /// Take what was exported from an agent of another name: its state and conversations are what this one goes on from
+    #[arg(long)]
+    from_other_agent: bool,
     /// Print the session as JSON
     #[arg(long)]
     json: bool,
@@ -288,7 +292,8 @@ async fn import(args: ImportArgs) -> Result<()> {
         }
     };
     let client = args.host.client()?;
-    let imported = client.import_session(&args.agent, &session, document, args.replace).await?;
+    let options = ImportOptions { replace: args.replace, from_other_agent: args.from_other_agent };
+    let imported = client.import_session(&args.agent, &session, document, options).await?;
     if args.json {
         return out::json(&imported);
     }

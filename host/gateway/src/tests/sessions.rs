@@ -105,6 +105,28 @@ async fn an_exported_document_is_imported_as_it_was() {
 }
 
 #[tokio::test]
+async fn a_session_of_another_agent_is_imported_only_if_that_is_said() {
+    let server = server().await;
+    let exported = server.get(&format!("{SESSION}/export")).await.json();
+    let manifest = Manifest::from_toml("name = \"other\"").unwrap();
+    server.host.deploy(manifest, echo(), "tester").await.unwrap();
+    let path = "/v1/agents/other/sessions/s";
+    for query in ["", "?from_other_agent=false", "?replace=true"] {
+        let refused = put(&server, &format!("{path}{query}"), &exported).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("other_agent")));
+        let message = refused.error()["message"].as_str().unwrap().to_owned();
+        assert!(
+            message.contains("from agent \"echo\"") && message.contains("--from-other-agent"),
+            "{message}"
+        );
+        assert_eq!(server.get(path).await.status, 404);
+    }
+    let taken = put(&server, &format!("{path}?from_other_agent=true"), &exported).await;
+    assert_eq!(taken.status, 201, "{}", taken.text);
+    assert_eq!(server.get(&format!("{path}/export")).await.json()["agent"], "other");
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_a_document_is_named() {
     let server = server().await;
     let right = server.get(&format!("{SESSION}/export")).await.json();
