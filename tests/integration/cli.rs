@@ -1,6 +1,6 @@
 //! The `skep` binary: help, exit codes, `new`, `model verify`, and a server that drains on SIGTERM.
 
-use crate::harness::{client, model_path, repository};
+use crate::harness::{client, model_path, repository, shared};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader},
@@ -26,6 +26,8 @@ fn every_command_explains_itself() {
         "deploy",
         "push",
         "pull",
+        "rollback",
+        "delete",
         "list",
         "invoke",
         "turn",
@@ -165,4 +167,36 @@ fn sigterm_lets_a_running_stream_finish() {
     });
     assert!(finished.trim_end().ends_with("[DONE]"), "{finished}");
     assert!(server.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn an_agent_is_deleted_once_that_is_meant_and_is_then_not_found_by_any_command() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("noop", "short-lived", "").await.0, 201);
+    for session in ["a", "b"] {
+        assert_eq!(host.message("short-lived", session, "hello").await.0, 200);
+    }
+    let run = async |arguments: &[&str]| {
+        let arguments: Vec<String> =
+            arguments.iter().chain(&["--url", &host.url]).map(ToString::to_string).collect();
+        let run = move || skep(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        tokio::task::spawn_blocking(run).await.unwrap()
+    };
+    let unasked = run(&["delete", "short-lived"]).await;
+    assert_eq!(unasked.status.code(), Some(2));
+    assert!(text(&unasked.stderr).contains("--yes"), "{}", text(&unasked.stderr));
+    assert_eq!(run(&["list", "short-lived"]).await.status.code(), Some(0));
+
+    let deleted = run(&["delete", "short-lived", "--yes"]).await;
+    assert_eq!(text(&deleted.stdout), "deleted short-lived with 2 sessions of yours\n");
+    for arguments in
+        [&["list", "short-lived"][..], &["chat", "short-lived"], &["delete", "short-lived", "--yes"]]
+    {
+        let refused = run(arguments).await;
+        assert_eq!(refused.status.code(), Some(4), "{arguments:?}: {}", text(&refused.stdout));
+        assert!(text(&refused.stderr).contains("agent_not_found"), "{}", text(&refused.stderr));
+    }
+    for agent in ["..", "a\nb"] {
+        assert_eq!(run(&["delete", agent, "--yes"]).await.status.code(), Some(2), "{agent:?}");
+    }
 }

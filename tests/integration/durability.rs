@@ -33,6 +33,10 @@ pub struct Process {
 
 impl Process {
     pub fn start(model: &Path, data: &Path) -> Process {
+        Process::logging_to(Stdio::inherit(), model, data)
+    }
+
+    pub fn logging_to(log: Stdio, model: &Path, data: &Path) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
             .arg("--model")
@@ -41,6 +45,7 @@ impl Process {
             .arg(data)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
@@ -52,6 +57,10 @@ impl Process {
         // Nobody reads what it prints after that.
         std::thread::spawn(move || lines.for_each(drop));
         Process { child, url: url.trim_end_matches('/').to_owned() }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL: nothing of the process gets to run again.

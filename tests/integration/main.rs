@@ -18,6 +18,8 @@ mod bench;
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
+/// The folder of a host: one host at a time, and what the command line does in it.
+mod data_folder;
 /// `skep up --watch` and `skep logs --follow`.
 mod dev_loop;
 /// A host that is killed under load, and what its clients are told.

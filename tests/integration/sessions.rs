@@ -74,6 +74,11 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     let (code, _, stderr) = session(host, &["import", "keeper", "-"], &exported).await;
     assert!(code == 4 && stderr.contains("session_exists"), "{stderr}");
     done(host, &["import", "keeper", "-", "--replace"], &exported).await;
+
+    assert_eq!(host.deploy_guest("generate", "keeper-2", "").await.0, 201);
+    let (code, _, stderr) = session(host, &["import", "keeper-2", "-"], &exported).await;
+    assert!(code == 4 && stderr.contains("--from-other-agent"), "{stderr}");
+    done(host, &["import", "keeper-2", "-", "--from-other-agent"], &exported).await;
 }
 
 #[tokio::test]

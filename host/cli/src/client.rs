@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, Response, Url, header};
 use serde::de::DeserializeOwned;
+use skep_runtime::SessionId;
 
 use crate::failure::{Refused, Unreachable, Usage};
 pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
@@ -27,7 +28,7 @@ pub use events::TurnStream;
 pub use keys::{Key, NewKey};
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
-pub use sessions::{Message, MessagePage, Session, SessionDetail};
+pub use sessions::{ImportOptions, Message, MessagePage, Session, SessionDetail};
 pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
@@ -67,30 +68,40 @@ impl Client {
         let form = reqwest::multipart::Form::new()
             .text("manifest", manifest.to_owned())
             .part("component", component);
-        self.json(self.request(Method::POST, &["v1", "agents"]).multipart(form)).await
+        self.json(self.request(Method::POST, &["v1", "agents"])?.multipart(form)).await
     }
 
     pub async fn agents(&self) -> Result<Vec<Agent>> {
-        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])).await?;
+        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])?).await?;
         Ok(list.data)
+    }
+
+    /// An agent by its name; the host's refusal says which there are.
+    pub async fn agent(&self, name: &str) -> Result<Agent> {
+        self.json(self.request(Method::GET, &["v1", "agents", name])?).await
+    }
+
+    /// Removes an agent with all that belongs to it.
+    pub async fn delete_agent(&self, name: &str) -> Result<()> {
+        self.answer(self.request(Method::DELETE, &["v1", "agents", name])?).await.map(drop)
     }
 
     /// The kept versions of an agent, the newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
-        let request = self.request(Method::GET, &["v1", "agents", agent, "versions"]);
+        let request = self.request(Method::GET, &["v1", "agents", agent, "versions"])?;
         let list: wire::List<AgentVersion> = self.json(request).await?;
         Ok(list.data)
     }
 
     /// Puts a version into force; without a number the one before the version in force.
     pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
-        let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"]);
+        let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"])?;
         self.json(request.json(&serde_json::json!({"version": version}))).await
     }
 
     /// Sends a message and waits for the whole answer.
     pub async fn send(&self, agent: &str, session: &str, text: &str) -> Result<Turn> {
-        self.json(self.message(agent, session, text)).await
+        self.json(self.message(agent, session, text)?).await
     }
 
     /// Sends a message whose turn goes on by itself.
@@ -101,17 +112,17 @@ impl Client {
         text: &str,
         idempotency_key: Option<&str>,
     ) -> Result<AcceptedTurn> {
-        let request = self.message(agent, session, text).header("prefer", "respond-async");
+        let request = self.message(agent, session, text)?.header("prefer", "respond-async");
         self.json(with_key(request, idempotency_key)).await
     }
 
     /// How a turn stands.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
-        self.json(self.request(Method::GET, &turn_path(agent, session, turn))).await
+        self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
 
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<()> {
-        self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))).await.map(drop)
+        self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))?).await.map(drop)
     }
 
     /// The events of a turn from its first one, until it has ended.
@@ -120,7 +131,7 @@ impl Client {
         path.push("events");
         let place =
             StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: Some(turn.to_owned()) };
-        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)).await?, place))
+        Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)?).await?, place))
     }
 
     /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
@@ -136,21 +147,21 @@ impl Client {
         text: &str,
         idempotency_key: Option<&str>,
     ) -> Result<TurnStream> {
-        let request = self.message(agent, session, text).header(header::ACCEPT, "text/event-stream");
+        let request = self.message(agent, session, text)?.header(header::ACCEPT, "text/event-stream");
         let place = StreamedTurn { agent: agent.to_owned(), session: session.to_owned(), id: None };
         Ok(TurnStream::new(self.answer(with_key(request, idempotency_key)).await?, place))
     }
 
-    fn message(&self, agent: &str, session: &str, text: &str) -> RequestBuilder {
+    fn message(&self, agent: &str, session: &str, text: &str) -> Result<RequestBuilder> {
         let path = ["v1", "agents", agent, "sessions", session, "messages"];
-        self.request(Method::POST, &path).json(&serde_json::json!({"text": text}))
+        Ok(self.request(Method::POST, &path)?.json(&serde_json::json!({"text": text})))
     }
 
-    fn request(&self, method: Method, path: &[&str]) -> RequestBuilder {
-        self.http.request(method, self.url(path))
+    fn request(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
+        Ok(self.http.request(method, self.url(path)?))
     }
 
-    fn url(&self, path: &[&str]) -> Url {
+    fn url(&self, path: &[&str]) -> Result<Url> {
         under(&self.base, path)
     }
 
@@ -176,9 +187,9 @@ impl Client {
     }
 }
 
-/// The base address that `url` is, which only HTTP without TLS can have.
+/// The base address that `url` is: that of a host, or of what speaks TLS in front of one.
 fn address(url: &str, example: &str) -> Result<Url> {
-    match Url::parse(url).ok().filter(|base| base.scheme() == "http" && base.has_host()) {
+    match Url::parse(url).ok().filter(|base| matches!(base.scheme(), "http" | "https") && base.has_host()) {
         Some(base) => Ok(base),
         None => {
             bail!(Usage(format!("{url:?} is not the address of a host\n  hint: it looks like {example}")))
@@ -186,12 +197,24 @@ fn address(url: &str, example: &str) -> Result<Url> {
     }
 }
 
-fn under(base: &Url, path: &[&str]) -> Url {
+/// The address of `path`, whose segments arrive as they are here. Those that an address cannot hold are refused: they
+/// would be dropped or changed, and the request would be about something else.
+fn under(base: &Url, path: &[&str]) -> Result<Url> {
+    let is_changed = |segment: &&&str| {
+        matches!(**segment, "" | "." | "..") || segment.contains(|c| matches!(c, '\t' | '\n' | '\r'))
+    };
+    if let Some(segment) = path.iter().find(is_changed) {
+        let rule = match SessionId::new(segment) {
+            Err(error) if path.contains(&"sessions") => error.to_string(),
+            _ => format!("{segment:?} cannot be a name or an id"),
+        };
+        bail!(Usage(rule));
+    }
     let mut url = base.clone();
     if let Ok(mut segments) = url.path_segments_mut() {
         segments.pop_if_empty().extend(path);
     }
-    url
+    Ok(url)
 }
 
 /// Sends the key with every request: the one that is given, or `$SKEP_API_KEY`.
@@ -256,14 +279,53 @@ mod tests {
     #[test]
     fn names_are_escaped_in_paths() {
         let client = Client::new(Some("http://127.0.0.1:1/base/")).expect("an address");
-        let request = client.message("a", "x/y z", "hi").build().expect("a request");
+        let request = client.message("a", "x/y z", "hi").expect("a path").build().expect("a request");
         assert_eq!(request.url().path(), "/base/v1/agents/a/sessions/x%2Fy%20z/messages");
     }
 
     #[test]
-    fn address_without_scheme_is_a_usage_error() {
-        let error = Client::new(Some("localhost:8080")).expect_err("no scheme");
-        assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE);
+    fn a_name_that_an_address_would_change_is_refused() {
+        let client = Client::new(Some("http://127.0.0.1:1")).expect("an address");
+        for session in ["", ".", "..", "a\tb", "a\nb", "a\rb"] {
+            let error = client.message("a", session, "hi").expect_err(session);
+            assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE);
+            assert!(error.to_string().contains("1 to 128 visible ASCII characters"), "{error}");
+        }
+        let error = client.url(&["v1", "agents", ".."]).expect_err("no name");
+        assert!(error.to_string().contains("\"..\" cannot be a name"), "{error}");
+        // Whatever else is wrong with an id arrives whole, and the host says so.
+        for session in ["...", "%2e%2e", " ", "a\\b", "a?b#c", "ä", "\u{1}"] {
+            let url = client.url(&["v1", "agents", "a", "sessions", session]).expect(session);
+            let sent =
+                url.path_segments().and_then(|mut segments| segments.nth(4)).expect(session).to_owned();
+            let mut sent = sent.bytes();
+            let mut arrived = Vec::new();
+            while let Some(byte) = sent.next() {
+                arrived.push(match byte {
+                    b'%' => {
+                        let digits = [sent.next().expect("a digit"), sent.next().expect("a digit")];
+                        let digits = std::str::from_utf8(&digits).expect("ASCII");
+                        u8::from_str_radix(digits, 16).expect("hexadecimal")
+                    }
+                    byte => byte,
+                });
+            }
+            assert_eq!(arrived, session.as_bytes(), "{url}");
+        }
+    }
+
+    #[test]
+    fn an_address_has_http_or_https_and_a_host() {
+        for good in ["http://127.0.0.1:8080", "https://agents.example.com", "HTTPS://example.com/skep/"] {
+            assert!(Client::new(Some(good)).is_ok(), "{good}");
+        }
+        let secure = Client::new(Some("https://example.com/skep")).expect("an address");
+        let url = secure.url(&["v1", "agents"]).expect("a path");
+        assert_eq!(url.as_str(), "https://example.com/skep/v1/agents");
+        for bad in ["localhost:8080", "example.com", "ftp://example.com", "file:///tmp", "https://", ""] {
+            let error = Client::new(Some(bad)).expect_err(bad);
+            assert_eq!(crate::failure::exit_code(&error), crate::failure::EXIT_USAGE, "{bad}");
+        }
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ pub mod client;
 pub mod commands;
 pub mod compute_flags;
 pub mod config;
+mod data_lock;
 pub mod embedded;
 pub mod failure;
 pub mod guest_build;

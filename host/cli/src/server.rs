@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use crate::agent_source::AgentSource;
 use crate::catalog;
 use crate::config::{AuthOptions, rates_of_open_host};
+use crate::data_lock::DataLock;
 use crate::progress::{Progress, Silent};
 
 /// What a host is started with.
@@ -61,6 +62,8 @@ pub struct RunningServer {
     pub keys_required: bool,
     pub host: AgentHost,
     store: Store,
+    /// Held until everything else is closed.
+    data_lock: Option<DataLock>,
     drain: std::time::Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
@@ -108,6 +111,10 @@ pub async fn start_with(
         )
     })?;
     let address = listener.local_addr()?;
+    let data_lock = match &options.data {
+        DataDir::Path(dir) => Some(DataLock::take(dir)?),
+        DataDir::InMemory => None,
+    };
     let executor = ExecutorOptions { threads: options.threads, ..options.executor };
     let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine };
     let (name, replicas) = (options.model, options.replicas);
@@ -142,7 +149,8 @@ pub async fn start_with(
         let _ = stopped.await;
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
-    Ok(RunningServer { address, keys_required: access.keys_required, host, store, drain, stop, serving })
+    let keys_required = access.keys_required;
+    Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
 }
 
 /// The engine of a model by name or path. The executor's options are those of each replica, but for the threads, which
@@ -178,15 +186,15 @@ fn setting(option: &str) -> String {
     }
 }
 
+/// Where a host keeps its database in its data folder.
+pub(crate) fn database(dir: &Path) -> PathBuf {
+    dir.join("skep.db")
+}
+
 async fn open_store(data: &DataDir, durability: Durability) -> Result<Store> {
     match data {
         DataDir::InMemory => Ok(Store::in_memory().await?),
-        DataDir::Path(dir) => {
-            std::fs::create_dir_all(dir).with_context(|| {
-                format!("cannot create the data folder {}\n  hint: name another with --data", dir.display())
-            })?;
-            Ok(Store::open(&dir.join("skep.db"), durability).await?)
-        }
+        DataDir::Path(dir) => Ok(Store::open(&database(dir), durability).await?),
     }
 }
 
@@ -206,5 +214,6 @@ impl RunningServer {
         }
         self.host.drain(self.drain).await;
         self.store.close().await;
+        drop(self.data_lock);
     }
 }

@@ -45,6 +45,7 @@ mod session;
 mod session_policy;
 mod summary;
 mod tenant_tokens;
+mod terminal_text;
 #[cfg(test)]
 mod tests;
 mod token_budget;
@@ -91,6 +92,7 @@ pub use summary::{
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
 pub use tenant_tokens::{TenantBudget, TenantTokens};
+pub use terminal_text::for_terminal;
 pub use token_budget::TokensUsedUp;
 pub use toml_text::parse_toml;
 pub use vault::SecretSummary;

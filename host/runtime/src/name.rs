@@ -8,7 +8,8 @@ use std::fmt;
 
 const AGENT_NAME_RULE: &str =
     "an agent's name has 1 to 64 of the characters a-z, 0-9 and -, and begins with a letter";
-const SESSION_ID_RULE: &str = "a session's id has 1 to 128 visible ASCII characters without /";
+const SESSION_ID_RULE: &str =
+    "a session's id has 1 to 128 visible ASCII characters without /, and is neither . nor ..";
 
 /// The name of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -37,7 +38,9 @@ impl SessionId {
         let (tenant, plain) = id.split_once('/').map_or((None, id), |(tenant, plain)| (Some(tenant), plain));
         let valid = tenant.is_none_or(access::is_prefix)
             && (1..=128).contains(&plain.len())
-            && plain.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
+            && plain.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+            // In a path they name something else, and most clients take them out of it.
+            && !matches!(plain, "." | "..");
         if valid { Ok(Self(id.to_owned())) } else { Err(invalid_session(id)) }
     }
 
@@ -103,10 +106,24 @@ mod tests {
 
     #[test]
     fn session_ids_are_visible_ascii_without_slash() {
-        for good in ["a", "user:42@example.com", "~", "acme/a", &"x".repeat(128)] {
+        for good in ["a", "user:42@example.com", "~", "acme/a", "...", ".a", &"x".repeat(128)] {
             assert_eq!(SessionId::new(good).expect(good).as_str(), good);
         }
-        for bad in ["", "A/b", "local/b", "a/b/c", "a/", "/b", "a b", "a\n", "é", &"x".repeat(129)] {
+        for bad in [
+            "",
+            "A/b",
+            "local/b",
+            "a/b/c",
+            "a/",
+            "/b",
+            ".",
+            "..",
+            "acme/..",
+            "a b",
+            "a\n",
+            "é",
+            &"x".repeat(129),
+        ] {
             assert_eq!(SessionId::new(bad).expect_err(bad).code(), "invalid_name");
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Whoever has a copy of the database alone has no secret. A row is bound to its agent and its name: one that was moved to
 //! another does not open. So are the secrets of webhooks bound to the webhook.
+//!
+//! A key is never made while something is sealed with one that is gone: the old one may be in a backup.
 
 use crate::{AgentName, RuntimeError, SecretName, capability::log::now_ms};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -11,7 +13,10 @@ use ring::{
 };
 use skep_outbound::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Origins};
 use skep_store::{SecretRow, Store};
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 use tokio::sync::OnceCell;
 
 const KEY_BYTES: usize = 32;
@@ -22,7 +27,20 @@ pub(crate) struct Vault {
     store: Store,
     /// `None`: the key lives as long as the process, as the store does.
     key_file: Option<PathBuf>,
-    key: OnceCell<LessSafeKey>,
+    key: OnceCell<Key>,
+    /// Whether `key` lasts as long as the store.
+    kept: OnceCell<()>,
+}
+
+struct Key {
+    cipher: LessSafeKey,
+    origin: KeyOrigin,
+}
+
+enum KeyOrigin {
+    File,
+    /// Made now, and in no file yet.
+    Drawn([u8; KEY_BYTES]),
 }
 
 /// A secret without its value.
@@ -45,7 +63,7 @@ pub(crate) struct OpenSecret {
 
 impl Vault {
     pub(crate) fn new(store: Store, key_file: Option<PathBuf>) -> Self {
-        Vault { store, key_file, key: OnceCell::new() }
+        Vault { store, key_file, key: OnceCell::new(), kept: OnceCell::new() }
     }
 
     pub(crate) async fn set(
@@ -76,7 +94,7 @@ impl Vault {
                 "{MAX_SECRETS} secrets are set, as many as a host keeps; delete one first"
             )));
         }
-        let sealed = seal(self.key().await?, of_agent(agent.as_deref(), name.as_str()), value)?;
+        let sealed = seal(self.lasting_key().await?, of_agent(agent.as_deref(), name.as_str()), value)?;
         let hosts = serde_json::to_string(hosts).expect("a list of texts is always JSON");
         let row = SecretRow { agent, name: name.to_string(), hosts, sealed, updated_at_ms: now_ms() };
         Ok(self.store.put_secret(&row).await?)
@@ -122,9 +140,16 @@ impl Vault {
         Ok(opened)
     }
 
-    /// The secret of a webhook, as the store may have it.
-    pub(crate) async fn seal_for_webhook(&self, id: &str, secret: &str) -> Result<String, RuntimeError> {
-        Ok(STANDARD.encode(seal(self.key().await?, of_webhook(id), secret)?))
+    /// The secret of a webhook, as the store may have it. One of the configuration is sealed anew at each start, with
+    /// whichever key.
+    pub(crate) async fn seal_for_webhook(
+        &self,
+        id: &str,
+        secret: &str,
+        is_configured: bool,
+    ) -> Result<String, RuntimeError> {
+        let key = if is_configured { self.key().await? } else { self.lasting_key().await? };
+        Ok(STANDARD.encode(seal(key, of_webhook(id), secret)?))
     }
 
     pub(crate) async fn open_for_webhook(&self, id: &str, sealed: &str) -> Result<String, RuntimeError> {
@@ -137,26 +162,105 @@ impl Vault {
         })
     }
 
+    /// Says in the log which secrets do not open, so that this is known before an agent needs one.
+    pub(crate) async fn report_unreadable(&self) -> Result<(), RuntimeError> {
+        if !self.seals_anything().await? {
+            return Ok(());
+        }
+        let key = match self.any_key().await {
+            Ok(key) => key,
+            Err(error) => {
+                tracing::error!("no secret can be read: {error}");
+                return Ok(());
+            }
+        };
+        if matches!(key.origin, KeyOrigin::Drawn(_)) && self.key_file.is_some() {
+            tracing::error!("no secret can be read: {}", self.key_is_lost());
+            return Ok(());
+        }
+        for row in self.store.secrets().await? {
+            let bound_to = of_agent(row.agent.as_deref(), &row.name);
+            if unseal(&key.cipher, bound_to, &row.sealed).is_none() {
+                tracing::error!(agent = row.agent, "{}", unreadable(&row.name));
+            }
+        }
+        for webhook in self.store.webhooks().await?.into_iter().filter(|webhook| !webhook.configured) {
+            if let Err(error) = self.open_for_webhook(&webhook.id, &webhook.sealed_secret).await {
+                tracing::error!("{error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The key to open with.
     async fn key(&self) -> Result<&LessSafeKey, RuntimeError> {
-        let read = async || {
-            let bytes = match self.key_file.clone() {
-                Some(path) => {
-                    let read = tokio::task::spawn_blocking({
-                        let path = path.clone();
-                        move || read_or_make(&path)
-                    });
-                    let read =
-                        read.await.map_err(|error| internal(format!("reading a key panicked: {error}")))?;
-                    read.map_err(|error| {
-                        internal(format!("the key of secrets, {}: {error}", path.display()))
-                    })?
+        Ok(&self.any_key().await?.cipher)
+    }
+
+    /// The key to seal with what has to be opened after a restart. It is in its file.
+    async fn lasting_key(&self) -> Result<&LessSafeKey, RuntimeError> {
+        let key = self.any_key().await?;
+        let keep = async || {
+            let (KeyOrigin::Drawn(bytes), Some(path)) = (&key.origin, self.key_file.clone()) else {
+                return Ok(());
+            };
+            if self.seals_anything().await? {
+                return Err(internal(self.key_is_lost()));
+            }
+            let bytes = *bytes;
+            self.on_file("writing", move || write(&path, &bytes)).await
+        };
+        self.kept.get_or_try_init(keep).await?;
+        Ok(&key.cipher)
+    }
+
+    async fn any_key(&self) -> Result<&Key, RuntimeError> {
+        let load = async || {
+            let read = match self.key_file.clone() {
+                Some(path) => self.on_file("reading", move || read(&path)).await?,
+                None => None,
+            };
+            let (bytes, origin) = match read {
+                Some(bytes) => (bytes, KeyOrigin::File),
+                None => {
+                    let drawn = random()?;
+                    (drawn, KeyOrigin::Drawn(drawn))
                 }
-                None => random()?,
             };
             let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("the key has the cipher's length");
-            Ok(LessSafeKey::new(key))
+            Ok(Key { cipher: LessSafeKey::new(key), origin })
         };
-        self.key.get_or_try_init(read).await
+        self.key.get_or_try_init(load).await
+    }
+
+    /// Does something with the key's file, of which the error says the name.
+    async fn on_file<T: Send + 'static>(
+        &self,
+        doing: &str,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let done = tokio::task::spawn_blocking(work).await;
+        let done = done.map_err(|error| internal(format!("{doing} a key panicked: {error}")))?;
+        done.map_err(|error| internal(format!("the key of secrets, {}: {error}", self.key_name())))
+    }
+
+    /// Whether the store has what only the key of before opens.
+    async fn seals_anything(&self) -> Result<bool, RuntimeError> {
+        let has_secrets = !self.store.secrets().await?.is_empty();
+        Ok(has_secrets || self.store.webhooks().await?.iter().any(|webhook| !webhook.configured))
+    }
+
+    fn key_is_lost(&self) -> String {
+        format!(
+            "{}, the key with which secrets were sealed, is not there; put it back from a backup and start the host \
+             again, or give up what it sealed with `skep secret delete NAME` and `skep webhook remove ID`, and then set \
+             each secret again with `skep secret set NAME`",
+            self.key_name()
+        )
+    }
+
+    fn key_name(&self) -> std::path::Display<'_> {
+        self.key_file.as_deref().unwrap_or(Path::new("in memory")).display()
     }
 }
 
@@ -197,34 +301,32 @@ fn hosts(row: &SecretRow) -> Result<Origins, RuntimeError> {
         .map_err(|error| internal(format!("the hosts of secret {:?} are unreadable: {error}", row.name)))
 }
 
-/// The key, which is made when it is first needed and which nobody else may read.
-fn read_or_make(path: &std::path::Path) -> io::Result<[u8; KEY_BYTES]> {
+/// The key, if there is one. Nobody else may be able to read it.
+fn read(path: &Path) -> io::Result<Option<[u8; KEY_BYTES]>> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path)?.permissions());
+        if mode & 0o077 != 0 {
+            return Err(io::Error::other("others may read it; allow only its owner with `chmod 600`"));
+        }
+    }
+    bytes.try_into().map(Some).map_err(|_| io::Error::other(format!("it does not have {KEY_BYTES} bytes")))
+}
+
+/// Writes the key where there is none.
+fn write(path: &Path, key: &[u8; KEY_BYTES]) -> io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Ok(mut file) => {
-            let key: [u8; KEY_BYTES] = random().map_err(io::Error::other)?;
-            io::Write::write_all(&mut file, &key)?;
-            file.sync_all()?;
-            Ok(key)
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            #[cfg(unix)]
-            {
-                let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path)?.permissions());
-                if mode & 0o077 != 0 {
-                    return Err(io::Error::other(
-                        "others may read it; allow only its owner with `chmod 600`",
-                    ));
-                }
-            }
-            let bytes = std::fs::read(path)?;
-            bytes.try_into().map_err(|_| io::Error::other(format!("it does not have {KEY_BYTES} bytes")))
-        }
-        Err(error) => Err(error),
-    }
+    let mut file = options.open(path)?;
+    io::Write::write_all(&mut file, key)?;
+    file.sync_all()
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], RuntimeError> {
@@ -265,10 +367,37 @@ mod tests {
         assert!(!row.sealed.windows(6).any(|window| window == b"s3cret"));
         let again = Vault::new(store.clone(), Some(path.clone()));
         assert_eq!(opened(&again, "a").await.expect("the same key"), ["s3cret-value"]);
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::write(&path, [7; KEY_BYTES]).expect("it is there");
         let other = Vault::new(store, Some(path));
         let error = opened(&other, "a").await.expect_err("another key").to_string();
         assert!(error.contains("`skep secret set KEY`"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn no_key_is_made_while_a_secret_is_sealed_with_one_that_is_gone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
+        let vault = Vault::new(store.clone(), Some(path.clone()));
+        vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
+        let backup = std::fs::read(&path).expect("the key is written");
+        std::fs::remove_file(&path).expect("it is there");
+
+        let without = Vault::new(store.clone(), Some(path.clone()));
+        opened(&without, "a").await.expect_err("the key is gone");
+        let error = without.set(None, &name("B"), "s3cret-value", &hosts()).await.expect_err("it is gone");
+        for fix in ["put it back", "`skep secret delete NAME`", "`skep secret set NAME`"] {
+            assert!(error.to_string().contains(fix), "{error}");
+        }
+        without.seal_for_webhook("wh_1", "whsec", false).await.expect_err("it would have to last");
+        let sealed = without.seal_for_webhook("wh_2", "whsec", true).await.expect("for this process");
+        assert_eq!(without.open_for_webhook("wh_2", &sealed).await.expect("the same key"), "whsec");
+        assert!(!path.exists(), "the place is free for the old key");
+
+        without.delete(None, &name("KEY")).await.expect("it needs no key");
+        without.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("nothing is lost any more");
+        assert_ne!(std::fs::read(&path).expect("a new key"), backup);
+        let again = Vault::new(store, Some(path));
+        assert_eq!(opened(&again, "a").await.expect("the same key"), ["s3cret-value"]);
     }
 
     #[tokio::test]
@@ -289,7 +418,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("secrets.key");
-        read_or_make(&path).expect("made");
+        write(&path, &[7; KEY_BYTES]).expect("made");
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("it is ours");

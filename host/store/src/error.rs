@@ -1,12 +1,18 @@
 //! What can go wrong between a row and the disk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An error of the store. None of them leaves half a transaction behind.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot open the database {path}: {source}; check that the folder exists and is writable")]
     Open { path: PathBuf, source: sqlx::Error },
+    #[error("the database has tables of another program and none of skep; use another data folder")]
+    Foreign,
+    #[error(
+        "{path} is damaged or was not written by skep: {source}; put a backup of it in its place, or use another data folder"
+    )]
+    Damaged { path: PathBuf, source: sqlx::Error },
     #[error(
         "the database was written by a newer version of skep (schema {found}, this one knows {known}); \
          upgrade skep or use another data folder"
@@ -38,8 +44,32 @@ impl StoreError {
         matches!(self, Self::TurnConflict { .. } | Self::AgentMissing { .. })
     }
 
+    /// What keeps the file from being opened.
+    pub(crate) fn opening(path: &Path, source: sqlx::Error) -> StoreError {
+        let path = path.to_owned();
+        if is_damage(&source) {
+            StoreError::Damaged { path, source }
+        } else {
+            StoreError::Open { path, source }
+        }
+    }
+
+    /// A statement that failed because of the file says so.
+    pub(crate) fn of_file(self, path: &Path) -> StoreError {
+        match self {
+            Self::Query { source, .. } if is_damage(&source) => Self::opening(path, source),
+            other => other,
+        }
+    }
+
     /// For `map_err`: names what the store was doing.
     pub(crate) fn while_it(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
         move |source| StoreError::Query { doing, source }
     }
+}
+
+/// SQLite's `SQLITE_CORRUPT` and `SQLITE_NOTADB`. An extended code has the plain one in its low byte.
+fn is_damage(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| matches!(code & 0xff, 11 | 26))
 }

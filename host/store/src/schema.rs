@@ -3,7 +3,7 @@
 //! A step, once released, never changes; a new version appends one. SQLite's `user_version` says how many were taken.
 
 use crate::StoreError;
-use sqlx::{SqliteConnection, query, query_scalar};
+use sqlx::{SqliteConnection, query, query_as};
 
 const STEPS: &[&str] = &[
     "
@@ -269,8 +269,14 @@ const STEPS: &[&str] = &[
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
     let known = STEPS.len() as i64;
-    let found: i64 =
-        query_scalar("PRAGMA user_version").fetch_one(&mut *connection).await.map_err(failed())?;
+    let (found, tables): (i64, i64) =
+        query_as("SELECT user_version, (SELECT COUNT(*) FROM sqlite_schema) FROM pragma_user_version")
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed())?;
+    if found == 0 && tables > 0 {
+        return Err(StoreError::Foreign);
+    }
     if found > known {
         return Err(StoreError::NewerSchema { found, known });
     }
@@ -288,7 +294,7 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sqlx::Connection;
+    use sqlx::{Connection, query_scalar};
 
     #[tokio::test]
     async fn agents_of_the_first_schema_become_their_own_first_version_and_keep_their_sessions() {

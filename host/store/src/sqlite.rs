@@ -32,10 +32,10 @@ impl Store {
     /// Opens the database file, and makes it if it is not there; then only its owner may read it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         let options = connect_options(durability).filename(path).create_if_missing(true);
-        let failed = |source| StoreError::Open { path: path.to_owned(), source };
+        let failed = |source| StoreError::opening(path, source);
         make_for_its_owner(path).map_err(|error| failed(error.into()))?;
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
-        migrate(&writer).await?;
+        migrate(&writer).await.map_err(|error| error.of_file(path))?;
         let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
         Ok(Store { group: Writer::start(writer.clone()), writer, readers })
     }

@@ -216,3 +216,26 @@ async fn a_database_of_a_newer_skep_is_refused() {
     let refused = Store::open(&folder.path().join("skep.db"), Durability::Process).await;
     assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));
 }
+
+#[tokio::test]
+async fn a_file_that_is_no_database_of_skep_is_told_from_a_folder_that_cannot_be_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("skep.db");
+    let refused = async || Store::open(&path, Durability::Process).await.unwrap_err().to_string();
+    std::fs::write(&path, "not a database, but longer than the header of one is".repeat(100)).unwrap();
+    let error = refused().await;
+    assert!(error.contains("skep.db is damaged or was not written by skep"), "{error}");
+    assert!(error.contains("backup") && !error.contains("writable"), "{error}");
+
+    std::fs::remove_file(&path).unwrap();
+    let other = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    let mut other = sqlx::ConnectOptions::connect(&other).await.unwrap();
+    sqlx::query("CREATE TABLE agents (number INTEGER)").execute(&mut other).await.unwrap();
+    sqlx::Connection::close(other).await.unwrap();
+    let error = refused().await;
+    assert!(error.contains("tables of another program"), "{error}");
+
+    let missing = folder.path().join("nowhere").join("skep.db");
+    let error = Store::open(&missing, Durability::Process).await.unwrap_err().to_string();
+    assert!(error.contains("exists and is writable"), "{error}");
+}

@@ -77,12 +77,12 @@ struct EnvelopeError {
 impl Client {
     /// Runs a model and gives the `result` of its answer.
     pub async fn ai_run(&self, model: &str, body: &Value) -> Result<Value> {
-        self.envelope(self.request(Method::POST, &run_path(model)).json(body)).await
+        self.envelope(self.request(Method::POST, &run_path(model))?.json(body)).await
     }
 
     /// The same as a stream; `body` says so.
     pub async fn ai_stream(&self, model: &str, body: &Value) -> Result<AiReader> {
-        let response = send(&self.base, self.request(Method::POST, &run_path(model)).json(body)).await?;
+        let response = send(&self.base, self.request(Method::POST, &run_path(model))?.json(body)).await?;
         if response.status().is_success() {
             return Ok(AiReader { response, parser: EventParser::default(), done: false });
         }
@@ -92,22 +92,22 @@ impl Client {
 
     /// Stores requests that are worked off when there is room.
     pub async fn ai_queue(&self, model: &str, requests: &[Value]) -> Result<QueuedBatch> {
-        let request = self.request(Method::POST, &run_path(model)).query(&[("queueRequest", "true")]);
+        let request = self.request(Method::POST, &run_path(model))?.query(&[("queueRequest", "true")]);
         self.envelope(request.json(&json!({ "requests": requests }))).await
     }
 
     pub async fn ai_batch(&self, id: &str) -> Result<BatchStatus> {
-        self.envelope(self.request(Method::GET, &["ai", "batches", id])).await
+        self.envelope(self.request(Method::GET, &["ai", "batches", id])?).await
     }
 
     pub async fn ai_cancel(&self, id: &str) -> Result<BatchStatus> {
-        self.envelope(self.request(Method::DELETE, &["ai", "batches", id])).await
+        self.envelope(self.request(Method::DELETE, &["ai", "batches", id])?).await
     }
 
     /// The answers of a batch that has ended.
     pub async fn ai_answers(&self, batch: &BatchStatus) -> Result<BatchAnswers> {
         let body = json!({"request_id": batch.request_id});
-        self.envelope(self.request(Method::POST, &run_path(&batch.model)).json(&body)).await
+        self.envelope(self.request(Method::POST, &run_path(&batch.model))?.json(&body)).await
     }
 
     async fn envelope<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {

@@ -91,7 +91,7 @@ impl ChatClient {
 
     /// Sends a request whose body says `"stream": true`; `session` names where its prefix is warm.
     pub async fn start(&self, body: &Value, session: Option<&str>) -> Result<ChatAnswer> {
-        let mut request = self.http.post(under(&self.base, &["chat", "completions"])).json(body);
+        let mut request = self.http.post(under(&self.base, &["chat", "completions"])?).json(body);
         if let Some(session) = session {
             request = request.header("x-session-affinity", session);
         }

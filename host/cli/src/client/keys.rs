@@ -46,17 +46,17 @@ pub struct NewKey {
 
 impl Client {
     pub async fn create_key(&self, new: &NewKey) -> Result<Key> {
-        self.json(self.request(Method::POST, &["v1", "keys"]).json(new)).await
+        self.json(self.request(Method::POST, &["v1", "keys"])?.json(new)).await
     }
 
     /// The oldest first.
     pub async fn keys(&self) -> Result<Vec<Key>> {
-        let list: wire::List<Key> = self.json(self.request(Method::GET, &["v1", "keys"])).await?;
+        let list: wire::List<Key> = self.json(self.request(Method::GET, &["v1", "keys"])?).await?;
         Ok(list.data)
     }
 
     pub async fn revoke_key(&self, id: &str) -> Result<Key> {
-        self.json(self.request(Method::DELETE, &["v1", "keys", id])).await
+        self.json(self.request(Method::DELETE, &["v1", "keys", id])?).await
     }
 }
 

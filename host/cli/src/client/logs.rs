@@ -33,20 +33,20 @@ pub struct LogStream {
 impl Client {
     /// The newest lines.
     pub async fn logs(&self, query: &LogQuery) -> Result<Vec<LogLine>> {
-        let list: wire::List<LogLine> = self.json(self.logs_request(query)).await?;
+        let list: wire::List<LogLine> = self.json(self.logs_request(query)?).await?;
         Ok(list.data)
     }
 
     /// The lines after the id `after`, without an end; without it the newest ones first.
     pub async fn follow_logs(&self, query: &LogQuery, after: Option<i64>) -> Result<LogStream> {
-        let mut request = self.logs_request(query).header(header::ACCEPT, "text/event-stream");
+        let mut request = self.logs_request(query)?.header(header::ACCEPT, "text/event-stream");
         if let Some(after) = after {
             request = request.header("last-event-id", after);
         }
         Ok(LogStream { response: self.answer(request).await?, parser: EventParser::default() })
     }
 
-    fn logs_request(&self, query: &LogQuery) -> RequestBuilder {
+    fn logs_request(&self, query: &LogQuery) -> Result<RequestBuilder> {
         let LogQuery { agent, session, level, since_ms, limit } = query;
         let path = match agent {
             Some(agent) => vec!["v1", "agents", agent, "logs"],
@@ -55,7 +55,8 @@ impl Client {
         let since_ms = since_ms.map(|at| at.to_string());
         let parameters = [("session", session), ("level", level), ("since_ms", &since_ms)];
         let given = parameters.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-        self.request(reqwest::Method::GET, &path).query(&[("limit", limit)]).query(&given.collect::<Vec<_>>())
+        let request = self.request(reqwest::Method::GET, &path)?;
+        Ok(request.query(&[("limit", limit)]).query(&given.collect::<Vec<_>>()))
     }
 }
 

@@ -77,7 +77,7 @@ pub struct DeadLetter {
 impl Client {
     /// Those of all agents, or of one.
     pub async fn schedules(&self, agent: Option<&str>, limit: u32) -> Result<Vec<Schedule>> {
-        let mut url = self.url(&["v1", "schedules"]);
+        let mut url = self.url(&["v1", "schedules"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
         if let Some(agent) = agent {
             url.query_pairs_mut().append_pair("agent", agent);
@@ -87,13 +87,13 @@ impl Client {
     }
 
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<()> {
-        let request = self.request(Method::DELETE, &["v1", "agents", agent, "schedules", id]);
+        let request = self.request(Method::DELETE, &["v1", "agents", agent, "schedules", id])?;
         self.answer(request).await.map(drop)
     }
 
     /// Makes it due now.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<()> {
-        let request = self.request(Method::POST, &["v1", "agents", agent, "schedules", id, "run"]);
+        let request = self.request(Method::POST, &["v1", "agents", agent, "schedules", id, "run"])?;
         self.answer(request).await.map(drop)
     }
 
@@ -105,12 +105,12 @@ impl Client {
         if let Some(id) = id {
             body["id"] = json!(id);
         }
-        self.json(self.request(Method::POST, &["v1", "events"]).json(&body)).await
+        self.json(self.request(Method::POST, &["v1", "events"])?.json(&body)).await
     }
 
     /// The newest ones.
     pub async fn events(&self, limit: u32) -> Result<Vec<Event>> {
-        let mut url = self.url(&["v1", "events"]);
+        let mut url = self.url(&["v1", "events"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
         let list: wire::List<Event> = self.json(self.http.get(url)).await?;
         Ok(list.data)
@@ -118,21 +118,21 @@ impl Client {
 
     pub async fn add_webhook(&self, url: &str, topics: &[String], secret: Option<&str>) -> Result<Webhook> {
         let body = json!({"url": url, "topics": topics, "secret": secret});
-        self.json(self.request(Method::POST, &["v1", "webhooks"]).json(&body)).await
+        self.json(self.request(Method::POST, &["v1", "webhooks"])?.json(&body)).await
     }
 
     pub async fn webhooks(&self) -> Result<Vec<Webhook>> {
-        let list: wire::List<Webhook> = self.json(self.request(Method::GET, &["v1", "webhooks"])).await?;
+        let list: wire::List<Webhook> = self.json(self.request(Method::GET, &["v1", "webhooks"])?).await?;
         Ok(list.data)
     }
 
     pub async fn remove_webhook(&self, id: &str) -> Result<()> {
-        self.answer(self.request(Method::DELETE, &["v1", "webhooks", id])).await.map(drop)
+        self.answer(self.request(Method::DELETE, &["v1", "webhooks", id])?).await.map(drop)
     }
 
     /// The newest ones.
     pub async fn dead_letters(&self, limit: u32) -> Result<Vec<DeadLetter>> {
-        let mut url = self.url(&["v1", "webhooks", "dead-letters"]);
+        let mut url = self.url(&["v1", "webhooks", "dead-letters"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
         let list: wire::List<DeadLetter> = self.json(self.http.get(url)).await?;
         Ok(list.data)
@@ -140,7 +140,7 @@ impl Client {
 
     pub async fn redeliver(&self, id: i64) -> Result<()> {
         let id = id.to_string();
-        let request = self.request(Method::POST, &["v1", "webhooks", "dead-letters", &id, "redeliver"]);
+        let request = self.request(Method::POST, &["v1", "webhooks", "dead-letters", &id, "redeliver"])?;
         self.answer(request).await.map(drop)
     }
 }

@@ -26,16 +26,16 @@ impl Client {
         agent: Option<&str>,
     ) -> Result<()> {
         let body = json!({"value": value, "hosts": hosts, "agent": agent});
-        self.answer(self.request(Method::PUT, &["v1", "secrets", name]).json(&body)).await.map(drop)
+        self.answer(self.request(Method::PUT, &["v1", "secrets", name])?.json(&body)).await.map(drop)
     }
 
     pub async fn secrets(&self) -> Result<Vec<Secret>> {
-        let list: wire::List<Secret> = self.json(self.request(Method::GET, &["v1", "secrets"])).await?;
+        let list: wire::List<Secret> = self.json(self.request(Method::GET, &["v1", "secrets"])?).await?;
         Ok(list.data)
     }
 
     pub async fn delete_secret(&self, name: &str, agent: Option<&str>) -> Result<()> {
-        let request = self.request(Method::DELETE, &["v1", "secrets", name]);
+        let request = self.request(Method::DELETE, &["v1", "secrets", name])?;
         self.answer(request.query(&[("agent", agent)])).await.map(drop)
     }
 }

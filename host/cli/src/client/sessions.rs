@@ -26,6 +26,15 @@ pub struct SessionDetail {
     pub state_bytes: u64,
 }
 
+/// What an import may do that it does not do unasked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ImportOptions {
+    /// Replace a session that is there.
+    pub replace: bool,
+    /// Take a session of an agent with another name.
+    pub from_other_agent: bool,
+}
+
 /// Messages of one conversation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MessagePage {
@@ -59,7 +68,7 @@ impl Client {
         after: Option<&str>,
         limit: u32,
     ) -> Result<(Vec<Session>, bool)> {
-        let mut url = self.url(&["v1", "agents", agent, "sessions"]);
+        let mut url = self.url(&["v1", "agents", agent, "sessions"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
         for (name, value) in [("after", after), ("tenant", tenant)] {
             if let Some(value) = value {
@@ -71,7 +80,7 @@ impl Client {
     }
 
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail> {
-        self.json(self.request(Method::GET, &session_path(agent, session))).await
+        self.json(self.request(Method::GET, &session_path(agent, session))?).await
     }
 
     /// Messages of a conversation whose number is over `after`.
@@ -83,7 +92,7 @@ impl Client {
         after: u64,
         limit: u32,
     ) -> Result<MessagePage> {
-        let mut url = self.url(&["v1", "agents", agent, "sessions", session, "messages"]);
+        let mut url = self.url(&["v1", "agents", agent, "sessions", session, "messages"])?;
         url.query_pairs_mut()
             .append_pair("conversation", conversation)
             .append_pair("after", &after.to_string())
@@ -93,13 +102,13 @@ impl Client {
 
     /// Begins the session `to` as a copy.
     pub async fn fork_session(&self, agent: &str, session: &str, to: &str) -> Result<Session> {
-        let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"]);
+        let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"])?;
         self.json(request.json(&json!({"session": to}))).await
     }
 
     /// The document of a session, byte for byte as the host wrote it.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<Vec<u8>> {
-        let request = self.request(Method::GET, &["v1", "agents", agent, "sessions", session, "export"]);
+        let request = self.request(Method::GET, &["v1", "agents", agent, "sessions", session, "export"])?;
         Ok(self.answer(request).await?.bytes().await?.into())
     }
 
@@ -109,16 +118,18 @@ impl Client {
         agent: &str,
         session: &str,
         document: Vec<u8>,
-        replace: bool,
+        options: ImportOptions,
     ) -> Result<Session> {
-        let mut url = self.url(&session_path(agent, session));
-        url.query_pairs_mut().append_pair("replace", &replace.to_string());
+        let mut url = self.url(&session_path(agent, session))?;
+        url.query_pairs_mut()
+            .append_pair("replace", &options.replace.to_string())
+            .append_pair("from_other_agent", &options.from_other_agent.to_string());
         let request = self.http.put(url).header(header::CONTENT_TYPE, "application/json");
         self.json(request.body(document)).await
     }
 
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<()> {
-        self.answer(self.request(Method::DELETE, &session_path(agent, session))).await.map(drop)
+        self.answer(self.request(Method::DELETE, &session_path(agent, session))?).await.map(drop)
     }
 }
 

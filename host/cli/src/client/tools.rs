@@ -52,13 +52,13 @@ struct AgentDetail {
 impl Client {
     /// The tools of an agent.
     pub async fn tools(&self, agent: &str) -> Result<Vec<Tool>> {
-        let detail: AgentDetail = self.json(self.request(Method::GET, &["v1", "agents", agent])).await?;
+        let detail: AgentDetail = self.json(self.request(Method::GET, &["v1", "agents", agent])?).await?;
         Ok(detail.tools)
     }
 
     /// The servers of tools that the host's skep.toml names.
     pub async fn mcp_servers(&self) -> Result<Vec<McpServer>> {
-        let list: List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])).await?;
+        let list: List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])?).await?;
         Ok(list.data)
     }
 }

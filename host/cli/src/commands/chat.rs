@@ -30,15 +30,8 @@ pub struct Args {
 
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
-    let agents = client.agents().await?;
-    if !agents.iter().any(|agent| agent.name == args.agent) {
-        let known: Vec<_> = agents.into_iter().map(|agent| agent.name).collect();
-        let hint = match known.as_slice() {
-            [] => "deploy one with `skep deploy DIR`".to_owned(),
-            known => format!("there is {}", known.join(", ")),
-        };
-        anyhow::bail!("no agent {:?}\n  hint: {hint}", args.agent);
-    }
+    // Before anything is typed.
+    client.agent(&args.agent).await?;
     let mut chat = Chat { client, agent: args.agent, session: args.session };
     if std::io::stdin().is_terminal() { chat.interactive().await } else { chat.piped().await }
 }

@@ -13,7 +13,7 @@ use skep_store::{Durability, Store};
 use super::{HostArgs, out};
 use crate::client::{Client, Key, NewKey};
 use crate::failure::Usage;
-use crate::style;
+use crate::{server, style};
 
 /// Make, list and revoke API keys
 #[derive(Debug, clap::Subcommand)]
@@ -100,6 +100,14 @@ struct Place {
     data: Option<PathBuf>,
 }
 
+/// What a data folder is that no host has used yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// The first key of a host comes before the host.
+    IsMade,
+    IsAnError,
+}
+
 enum Keys {
     OfHost(Box<Client>),
     InFolder { ring: KeyRing, store: Store },
@@ -124,7 +132,7 @@ async fn create(args: CreateArgs) -> Result<()> {
         expires_in_s: args.expires.map(|time| time.as_secs()),
         requests_per_minute: args.requests_per_minute,
     };
-    let made = Keys::at(&args.place).await?.create(new).await?;
+    let made = Keys::at(&args.place, Absent::IsMade).await?.create(new).await?;
     if args.json {
         return out::json(&made);
     }
@@ -135,7 +143,7 @@ async fn create(args: CreateArgs) -> Result<()> {
 }
 
 async fn list(args: ListArgs) -> Result<()> {
-    let keys = Keys::at(&args.place).await?.list().await?;
+    let keys = Keys::at(&args.place, Absent::IsAnError).await?.list().await?;
     if args.json {
         return out::json(&keys);
     }
@@ -157,22 +165,34 @@ async fn list(args: ListArgs) -> Result<()> {
 }
 
 async fn revoke(args: RevokeArgs) -> Result<()> {
-    let key = Keys::at(&args.place).await?.revoke(&args.id).await?;
+    let key = Keys::at(&args.place, Absent::IsAnError).await?.revoke(&args.id).await?;
     out::line(&format!("{} of tenant {} is refused from now on", key.id, key.tenant))
 }
 
 impl Keys {
-    async fn at(place: &Place) -> Result<Self> {
+    async fn at(place: &Place, absent: Absent) -> Result<Self> {
         match &place.data {
-            Some(dir) => Self::in_folder(dir).await,
+            Some(dir) => Self::in_folder(dir, absent).await,
             None => Ok(Keys::OfHost(Box::new(place.host.client()?))),
         }
     }
 
-    async fn in_folder(dir: &Path) -> Result<Self> {
+    async fn in_folder(dir: &Path, absent: Absent) -> Result<Self> {
+        let database = server::database(dir);
+        let is_there = database.try_exists().with_context(|| format!("cannot read {}", dir.display()))?;
+        if !is_there && absent == Absent::IsAnError {
+            bail!(
+                "{} is no data folder of a host: there is no {}\n  hint: `skep up` says which folder is its own",
+                dir.display(),
+                database.display()
+            );
+        }
         std::fs::create_dir_all(dir)
             .with_context(|| format!("cannot create the data folder {}", dir.display()))?;
-        let store = Store::open(&dir.join("skep.db"), Durability::Power).await?;
+        let store = Store::open(&database, Durability::Power).await?;
+        if !is_there {
+            eprintln!("  made a new data folder, {}", dir.display());
+        }
         Ok(Keys::InFolder { ring: KeyRing::new(store.clone()), store })
     }
 

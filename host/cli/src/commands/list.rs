@@ -36,6 +36,10 @@ pub async fn run(args: Args) -> Result<()> {
     let mut agents = client.agents().await?;
     if let Some(name) = &args.agent {
         agents.retain(|agent| agent.name == *name);
+        if agents.is_empty() {
+            // It is broken, or not there; the host says which.
+            agents.push(client.agent(name).await?);
+        }
     }
     if args.versions || args.tools {
         let names = args

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use skep_runtime::for_terminal;
 
 use super::{HostArgs, out};
 use crate::client::{Client, LogLine, LogQuery, LogStream};
@@ -145,7 +146,12 @@ impl Printer {
             ("", _) => String::new(),
             (session, turn) => format!(" {session}#{turn}"),
         };
-        format!("{} {level}{} {}", paint.dim(&at), paint.dim(&format!("{agent}{place}")), line.message)
+        format!(
+            "{} {level}{} {}",
+            paint.dim(&at),
+            paint.dim(&format!("{agent}{place}")),
+            for_terminal(&line.message)
+        )
     }
 }
 
@@ -182,6 +188,10 @@ mod tests {
         let printer = |names_agent| Printer { json: false, names_agent, paint: style::stdout() };
         assert_eq!(printer(false).for_people(&line).trim(), "22:13:20.123  INFO room-7#3 hello");
         assert_eq!(printer(true).for_people(&line).trim(), "22:13:20.123  INFO concierge room-7#3 hello");
+        line.message = "\u{1b}[2Jone\n22:13:21.000 ERROR forged".into();
+        let shown = printer(false).for_people(&line);
+        assert!(shown.ends_with("\\u{1b}[2Jone\n    22:13:21.000 ERROR forged"), "{shown:?}");
+        line.message = "hello".into();
         line.session.clear();
         assert_eq!(printer(false).for_people(&line).trim(), "22:13:20.123  INFO hello");
     }

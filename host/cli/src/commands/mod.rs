@@ -6,6 +6,8 @@ mod bench;
 mod build;
 mod chat;
 mod completions;
+mod confirmation;
+mod delete;
 mod demo;
 mod deploy;
 mod doctor;
@@ -86,6 +88,7 @@ enum Command {
     Push(push::Args),
     Pull(pull::Args),
     Rollback(rollback::Args),
+    Delete(delete::Args),
     List(list::Args),
     Invoke(invoke::Args),
     Turn(turn::Args),
@@ -187,6 +190,7 @@ impl Command {
             Command::Push(args) => push::run(args).await,
             Command::Pull(args) => pull::run(args).await,
             Command::Rollback(args) => rollback::run(args).await,
+            Command::Delete(args) => delete::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,

@@ -1,14 +1,13 @@
 //! `skep session`: list, show, export, import, fork, delete.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use super::{HostArgs, out};
-use crate::client::{Message, Session, SessionDetail};
-use crate::failure::Usage;
+use super::{HostArgs, confirmation::confirmed, out};
+use crate::client::{ImportOptions, Message, Session, SessionDetail};
 use crate::style;
 
 /// More cannot be imported.
@@ -106,6 +105,7 @@ Examples:
   skep session import concierge room-7.json
   skep session import concierge room-7.json --session room-8
   skep session import concierge room-7.json --replace       over a session that is there
+  skep session import concierge-2 room-7.json --from-other-agent
   gunzip -c room-7.json.gz | skep session import concierge -")]
 pub struct ImportArgs {
     /// The agent's name
@@ -118,6 +118,9 @@ pub struct ImportArgs {
     /// Replace the session if it is there, with everything that belongs to it
     #[arg(long)]
     replace: bool,
+    /// Take what was exported from an agent of another name: its state and conversations are what this one goes on from
+    #[arg(long)]
+    from_other_agent: bool,
     /// Print the session as JSON
     #[arg(long)]
     json: bool,
@@ -295,7 +298,8 @@ async fn import(args: ImportArgs) -> Result<()> {
         }
     };
     let client = args.host.client()?;
-    let imported = client.import_session(&args.agent, &session, document, args.replace).await?;
+    let options = ImportOptions { replace: args.replace, from_other_agent: args.from_other_agent };
+    let imported = client.import_session(&args.agent, &session, document, options).await?;
     if args.json {
         return out::json(&imported);
     }
@@ -318,17 +322,6 @@ async fn delete(args: DeleteArgs) -> Result<()> {
     }
     client.delete_session(agent, session).await?;
     out::line(&format!("deleted {session}"))
-}
-
-/// The answer to a question on the terminal.
-fn confirmed(question: &str) -> Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        bail!(Usage("nobody is there to be asked\n  hint: --yes deletes without a question".to_owned()));
-    }
-    eprint!("{question} [y/N] ");
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {

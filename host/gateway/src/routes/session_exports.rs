@@ -8,6 +8,7 @@ use crate::{ApiError, Gateway, body};
 use axum::{
     Json,
     extract::{Path, Query, Request, State},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -59,6 +60,9 @@ pub(crate) struct ImportQuery {
     /// Whether a session that is there is replaced.
     #[serde(default)]
     replace: bool,
+    /// Whether the document may be one of an agent with another name.
+    #[serde(default)]
+    from_other_agent: bool,
 }
 
 pub(crate) async fn export(
@@ -81,7 +85,7 @@ pub(crate) async fn export(
     super::apart(false, move || Ok(Json(document).into_response())).await
 }
 
-/// The ids in the path count: a document may be imported into another agent and under another name.
+/// The ids in the path count: a document may be imported under another name and, if that is said, into another agent.
 pub(crate) async fn import(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
@@ -89,12 +93,21 @@ pub(crate) async fn import(
     request: Request,
 ) -> Result<Response, ApiError> {
     let bytes = body::read_within(MAX_BYTES, request, &gateway).await?;
-    let export = super::apart(false, move || read(&bytes, session)).await?;
+    let (exported_from, export) = super::apart(false, move || read(&bytes, session)).await?;
+    if exported_from != agent && !query.from_other_agent {
+        let exported_from: String = exported_from.chars().take(80).collect();
+        let message = format!(
+            "the session was exported from agent {exported_from:?} and is imported into {agent:?}; if that is meant, say \
+             from_other_agent=true (`skep session import --from-other-agent`)"
+        );
+        return Err(ApiError::new(StatusCode::CONFLICT, "other_agent", message));
+    }
     let summary = gateway.host.import_session(&agent, export, query.replace).await?;
     Ok(created(&agent, &summary))
 }
 
-fn read(bytes: &[u8], session: String) -> Result<PortableSession, ApiError> {
+/// The agent that it is from, and the session as what it is imported.
+fn read(bytes: &[u8], session: String) -> Result<(String, PortableSession), ApiError> {
     let Header { format, version } = body::parse(bytes)?;
     if format != FORMAT {
         let message = format!("`format` is {format:?}; an exported session has {FORMAT:?}");
@@ -105,12 +118,13 @@ fn read(bytes: &[u8], session: String) -> Result<PortableSession, ApiError> {
         return Err(ApiError::parameter("version", message));
     }
     let document: Document = body::parse(bytes)?;
-    let Document { turns, created_at_ms, updated_at_ms, state, conversations, .. } = document;
-    Ok(PortableSession {
+    let Document { agent, turns, created_at_ms, updated_at_ms, state, conversations, .. } = document;
+    let session = PortableSession {
         summary: SessionSummary { id: session, turns, created_at_ms, updated_at_ms },
         state: state.into_iter().map(|(key, Base64(value))| (key, value)).collect(),
         conversations: conversations.into_iter().map(PortableConversation::from).collect(),
-    })
+    };
+    Ok((agent, session))
 }
 
 impl From<PortableConversation> for Conversation {

@@ -53,6 +53,24 @@ async fn messages_come_in_pages_with_their_numbers() {
 }
 
 #[tokio::test]
+async fn a_session_cannot_be_called_what_a_path_means_otherwise() {
+    let server = server().await;
+    for id in [".", "..", "%2e", "%2e%2e", "%2E."] {
+        let path = format!("/v1/agents/echo/sessions/{id}/messages");
+        let refused = server.post(&path, &json!({"text": "hi"})).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.error()["code"]),
+            (400, &json!("invalid_name")),
+            "{id}"
+        );
+        let message = refused.error()["message"].to_string();
+        assert!(message.contains("neither . nor .."), "{message}");
+    }
+    let fork = server.post(&format!("{SESSION}/fork"), &json!({"session": ".."})).await;
+    assert_eq!((fork.status.as_u16(), &fork.error()["code"]), (400, &json!("invalid_name")));
+}
+
+#[tokio::test]
 async fn a_fork_is_a_session_of_its_own_and_a_second_one_is_a_conflict() {
     let server = server().await;
     let path = format!("{SESSION}/fork");
@@ -84,6 +102,28 @@ async fn an_exported_document_is_imported_as_it_was() {
     for field in ["state", "conversations", "turns", "created_at_ms"] {
         assert_eq!(again[field], exported[field], "{field}");
     }
+}
+
+#[tokio::test]
+async fn a_session_of_another_agent_is_imported_only_if_that_is_said() {
+    let server = server().await;
+    let exported = server.get(&format!("{SESSION}/export")).await.json();
+    let manifest = Manifest::from_toml("name = \"other\"").unwrap();
+    server.host.deploy(manifest, echo(), "tester").await.unwrap();
+    let path = "/v1/agents/other/sessions/s";
+    for query in ["", "?from_other_agent=false", "?replace=true"] {
+        let refused = put(&server, &format!("{path}{query}"), &exported).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (409, &json!("other_agent")));
+        let message = refused.error()["message"].as_str().unwrap().to_owned();
+        assert!(
+            message.contains("from agent \"echo\"") && message.contains("--from-other-agent"),
+            "{message}"
+        );
+        assert_eq!(server.get(path).await.status, 404);
+    }
+    let taken = put(&server, &format!("{path}?from_other_agent=true"), &exported).await;
+    assert_eq!(taken.status, 201, "{}", taken.text);
+    assert_eq!(server.get(&format!("{path}/export")).await.json()["agent"], "other");
 }
 
 #[tokio::test]

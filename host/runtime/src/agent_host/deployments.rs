@@ -14,7 +14,8 @@ use skep_store::{AgentRow, VersionRow};
 use std::sync::Arc;
 
 impl AgentHost {
-    /// Deploys the next version of an agent. Its sessions go on with it from their next turn.
+    /// Deploys the next version of an agent. Its sessions go on with it from their next turn. What is in force already is put
+    /// into force again, under its number.
     pub async fn deploy(
         &self,
         manifest: Manifest,
@@ -39,8 +40,19 @@ impl AgentHost {
         // The sessions that a manifest names are those of the operator.
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
-        let version = services.store.put_agent(&row, &bytes, &schedules).await?;
-        let summary = self.put_into_force(prepared, version, row.deployed_at_ms).await;
+        let versions = services.store.versions(&row.name).await?;
+        let in_force = versions.into_iter().find(|known| known.is_in_force);
+        let same = in_force.filter(|VersionRow { agent, .. }| {
+            (&agent.digest, &agent.manifest) == (&row.digest, &row.manifest)
+        });
+        let (version, deployed_at_ms) = match same {
+            Some(VersionRow { version, agent, .. }) => {
+                services.store.put_in_force(&row.name, version, &schedules).await?;
+                (version, agent.deployed_at_ms)
+            }
+            None => (services.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
+        };
+        let summary = self.put_into_force(prepared, version, deployed_at_ms).await;
         // Some may have waited for an agent that can be called.
         self.resume_turns(Some(&row.name)).await?;
         Ok(summary)

@@ -94,6 +94,7 @@ impl Services {
             (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
         let webhooks = Webhooks::new(store.clone(), clock.clone(), egress.clone());
         webhooks.load(&outbox.router, &options.webhooks).await?;
+        egress.vault.report_unreadable().await?;
         Ok(Services {
             store,
             models: GrantedModels::new(models, options),

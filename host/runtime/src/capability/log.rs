@@ -3,7 +3,10 @@
 //! A turn writes a bounded number of bounded lines. What is over is counted, and the count is the last line.
 
 use super::TurnContext;
-use crate::bindings::log::{Host, Level};
+use crate::{
+    bindings::log::{Host, Level},
+    for_terminal,
+};
 use skep_store::LogEntry;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -48,21 +51,23 @@ impl TurnLog {
         }
         self.bytes_left -= message.len();
         let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
+        // The stored line stays as it is.
+        let shown = for_terminal(message);
         let name = match level {
             Level::Debug => {
-                tracing::debug!(target: "skep_agent", agent, session, turn, "{message}");
+                tracing::debug!(target: "skep_agent", agent, session, turn, "{shown}");
                 "debug"
             }
             Level::Info => {
-                tracing::info!(target: "skep_agent", agent, session, turn, "{message}");
+                tracing::info!(target: "skep_agent", agent, session, turn, "{shown}");
                 "info"
             }
             Level::Warn => {
-                tracing::warn!(target: "skep_agent", agent, session, turn, "{message}");
+                tracing::warn!(target: "skep_agent", agent, session, turn, "{shown}");
                 "warn"
             }
             Level::Error => {
-                tracing::error!(target: "skep_agent", agent, session, turn, "{message}");
+                tracing::error!(target: "skep_agent", agent, session, turn, "{shown}");
                 "error"
             }
         };

@@ -197,7 +197,8 @@ impl Webhooks {
             created_at_ms: self.clock.now_ms(),
             disabled: None,
         };
-        let sealed = self.egress.vault.seal_for_webhook(&summary.id, &secret.reveal()).await?;
+        let vault = &self.egress.vault;
+        let sealed = vault.seal_for_webhook(&summary.id, &secret.reveal(), is_configured).await?;
         let row = row(&summary, sealed);
         self.store.put_webhook(&row).await?;
         self.enter(router, row)?;

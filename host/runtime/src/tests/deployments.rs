@@ -57,6 +57,27 @@ async fn a_version_can_be_put_back_and_stays_so_after_a_restart() {
 }
 
 #[tokio::test]
+async fn what_is_in_force_is_no_new_version_and_anything_else_is_one() {
+    let host = Host::start().await;
+    for (limits, guest, version) in [
+        ("", one(), 1),
+        ("", one(), 1),
+        ("[limits]\ncpu_ms = 900", one(), 2),
+        ("", one(), 3),
+        ("", two(), 4),
+        ("", two(), 4),
+    ] {
+        assert_eq!(host.deploy("a", limits, guest).await.expect("valid").version, version);
+    }
+    assert_eq!(in_force(&host, "a").await, [(4, true), (3, false), (2, false), (1, false)]);
+    let host = host.restart().await;
+    assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 4);
+    host.agents.rollback("a", Some(1)).await.expect("it is kept");
+    assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 5);
+    assert_eq!(host.answer("a", "s", "go").await, "two");
+}
+
+#[tokio::test]
 async fn a_version_that_is_not_there_is_named_with_those_that_are() {
     let host = Host::start().await;
     host.deploy("a", "", one()).await.expect("valid");

@@ -1,0 +1,63 @@
+//! `skep delete`.
+
+use anyhow::Result;
+
+use super::{HostArgs, confirmation::confirmed, out};
+
+/// More are not counted.
+const COUNTED_SESSIONS: u32 = 1_000;
+
+/// Remove an agent with everything that belongs to it
+///
+/// Its versions, sessions, schedules, secrets and log lines go with it, and turns that run are cancelled. Sessions of all
+/// tenants are among them. To go back to an earlier version, use skep rollback; to delete one session, skep session delete.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep session export concierge room-7 -o room-7.json      what is to be kept
+  skep delete concierge
+  skep delete concierge --yes                               without a question, for scripts")]
+pub struct Args {
+    /// Name of the agent
+    agent: String,
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let Args { agent, yes, host } = args;
+    let client = host.client()?;
+    let (sessions, has_more) = client.sessions(&agent, None, None, COUNTED_SESSIONS).await?;
+    let sessions = counted(sessions.len(), has_more);
+    if !yes && !confirmed(&format!("delete agent {agent} with {sessions} for good?"))? {
+        return out::line("nothing was deleted");
+    }
+    client.delete_agent(&agent).await?;
+    out::line(&format!("deleted {agent} with {sessions}"))
+}
+
+/// The caller's own; a host tells nobody of another tenant's.
+fn counted(sessions: usize, has_more: bool) -> String {
+    match (sessions, has_more) {
+        (0, _) => "no session of yours".to_owned(),
+        (1, false) => "1 session of yours".to_owned(),
+        (count, false) => format!("{count} sessions of yours"),
+        (count, true) => format!("{count} sessions of yours and more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_counted_as_far_as_they_are_read() {
+        assert_eq!(counted(0, false), "no session of yours");
+        assert_eq!(counted(1, false), "1 session of yours");
+        assert_eq!(counted(12, false), "12 sessions of yours");
+        assert_eq!(counted(1_000, true), "1000 sessions of yours and more");
+    }
+}

@@ -1,0 +1,51 @@
+//! Text of agents, for a terminal: what would move its cursor, change its colours or look like another line of a log is
+//! written out instead.
+
+use std::{borrow::Cow, fmt::Write as _};
+
+/// Lines after the first begin with this, so that none passes for a line of the log.
+const NEXT_LINE: &str = "\n    ";
+
+/// The text without characters that control a terminal or turn the direction of what is read. Tabs stay, and so do line
+/// breaks, with an indentation.
+pub fn for_terminal(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.replace("\r\n", "\n").chars() {
+        match character {
+            '\n' => shown.push_str(NEXT_LINE),
+            control if is_control(control) => {
+                write!(shown, "{}", control.escape_unicode()).expect("writing into a text does not fail");
+            }
+            other => shown.push(other),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+fn is_control(character: char) -> bool {
+    let turns_direction = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    (character.is_control() && character != '\t') || turns_direction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_controls_a_terminal_is_written_out_and_everything_else_stays() {
+        for (text, shown) in [
+            ("plain\tgrün 🐝", "plain\tgrün 🐝"),
+            ("\u{1b}[31mred\u{1b}[0m", "\\u{1b}[31mred\\u{1b}[0m"),
+            ("\u{1b}]0;title\u{7}", "\\u{1b}]0;title\\u{7}"),
+            ("gone\rforged\u{8}\u{0}", "gone\\u{d}forged\\u{8}\\u{0}"),
+            ("\u{9b}2J\u{7f}", "\\u{9b}2J\\u{7f}"),
+            ("\u{202e}txt.exe", "\\u{202e}txt.exe"),
+            ("one\ntwo\r\nthree", "one\n    two\n    three"),
+        ] {
+            assert_eq!(for_terminal(text), shown);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The data folder of a host: one host at a time has it, and commands that read it make none by mistake.
+
+use crate::durability::{Process, tiny_model};
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+fn skep(arguments: &[&str], data: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(arguments).arg("--data").arg(data).stdin(Stdio::null()).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_folder_has_one_host_until_that_is_gone_however_it_ends() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let first = Process::start(model.path(), data.path());
+    let up = ["up", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model.path().to_str().unwrap()];
+    let second = skep(&up, data.path());
+    let wanted = format!("{} is in use by another host, process {}", data.path().display(), first.id());
+    assert_eq!(second.status.code(), Some(1), "{}", said(&second));
+    assert!(said(&second).contains(&wanted) && said(&second).contains("--data"), "{}", said(&second));
+
+    let made = skep(&["key", "create", "--role", "admin"], data.path());
+    assert!(made.status.success(), "{}", said(&made));
+    assert!(!said(&made).contains("new data folder"), "{}", said(&made));
+
+    first.kill();
+    Process::start(model.path(), data.path()).kill();
+}
+
+#[test]
+fn keys_are_looked_for_only_where_a_host_has_been() {
+    let parent = tempfile::tempdir().unwrap();
+    let data = parent.path().join("data");
+    for arguments in [&["key", "list"][..], &["key", "revoke", "key-5f0c2a9b81d4"]] {
+        let output = skep(arguments, &data);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(said(&output).contains("is no data folder of a host"), "{}", said(&output));
+        assert!(!data.exists(), "{arguments:?} made a folder");
+    }
+    let made = skep(&["key", "create", "--role", "admin"], &data);
+    assert!(made.status.success() && said(&made).contains("made a new data folder"), "{}", said(&made));
+    assert!(skep(&["key", "list"], &data).status.success());
+}
+
+#[test]
+fn a_host_whose_key_of_secrets_is_gone_says_so_and_leaves_its_place_free() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let key = data.path().join("secrets.key");
+    let set = |url: &str, name: &str| {
+        let arguments = ["secret", "set", name, "--to", "https://api.example.com", "--url", url];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"s3cret-value").unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let first = Process::start(model.path(), data.path());
+    let output = set(&first.url, "KEY");
+    assert!(output.status.success() && key.exists(), "{}", said(&output));
+    first.kill();
+
+    let backup = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    let log = data.path().join("log");
+    let logged = Stdio::from(std::fs::File::create(&log).unwrap());
+    let second = Process::logging_to(logged, model.path(), data.path());
+    let told = std::fs::read_to_string(&log).unwrap();
+    assert!(told.contains("secrets.key") && told.contains("skep secret set"), "{told}");
+    let refused = set(&second.url, "OTHER");
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert!(!key.exists(), "a new key is in the place of the old one");
+    second.kill();
+
+    std::fs::write(&key, backup).unwrap();
+    Command::new("chmod").arg("600").arg(&key).status().unwrap();
+    let third = Process::start(model.path(), data.path());
+    let output = set(&third.url, "OTHER");
+    assert!(output.status.success(), "{}", said(&output));
+    third.kill();
+}
