@@ -84,7 +84,7 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
 #[tokio::test]
 async fn a_conversation_that_outgrows_its_pages_goes_on_from_a_summary() {
     let mut options = Host::options(None);
-    options.executor.kv_tokens = 384;
+    options.executor.kv_tokens = Some(384);
     let host = Host::start_with(options);
     assert_eq!(host.deploy_guest("generate", "talker", "").await.0, 201);
     for turn in 1..=12 {

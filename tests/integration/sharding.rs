@@ -21,7 +21,7 @@ fn greedy_tokens_are_those_of_one_rank() {
 
 fn greedy(tensor_parallel: usize, pipeline_parallel: usize) -> Vec<u32> {
     let options = ExecutorOptions {
-        kv_tokens: 256,
+        kv_tokens: Some(256),
         max_batch_tokens: 16,
         tensor_parallel,
         pipeline_parallel,

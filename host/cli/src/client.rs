@@ -200,9 +200,8 @@ fn address(url: &str, example: &str) -> Result<Url> {
 /// The address of `path`, whose segments arrive as they are here. Those that an address cannot hold are refused: they
 /// would be dropped or changed, and the request would be about something else.
 fn under(base: &Url, path: &[&str]) -> Result<Url> {
-    let is_changed = |segment: &&&str| {
-        matches!(**segment, "" | "." | "..") || segment.contains(|c| matches!(c, '\t' | '\n' | '\r'))
-    };
+    let is_changed =
+        |segment: &&&str| matches!(**segment, "" | "." | "..") || segment.contains(['\t', '\n', '\r']);
     if let Some(segment) = path.iter().find(is_changed) {
         let rule = match SessionId::new(segment) {
             Err(error) if path.contains(&"sessions") => error.to_string(),

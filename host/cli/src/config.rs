@@ -237,7 +237,7 @@ impl Config {
         set(&mut options.engine.step_tokens, &engine.step_tokens);
         options.engine.step_target =
             engine.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
-        set(&mut options.executor.kv_tokens, &engine.kv_tokens);
+        options.executor.kv_tokens = engine.kv_tokens.or(options.executor.kv_tokens);
         set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
         set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);
         set(&mut options.executor.rank_deadline, &engine.rank_deadline_s.map(Duration::from_secs));

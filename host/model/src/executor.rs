@@ -4,6 +4,7 @@
 //! not. It knows no requests.
 
 mod cpu;
+mod device;
 #[cfg(test)]
 mod fixture;
 mod limits;
@@ -26,6 +27,7 @@ use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 pub use cpu::CpuExecutor;
+pub use device::{DeviceChoice, Ordinals};
 pub use model_weights::ModelWeights;
 use step_logits::StepLogits;
 pub use threads::physical_cores;
@@ -97,9 +99,13 @@ pub enum Placement {
     Pinned(usize),
 }
 
+/// Tokens that the KV pool on the processor holds, if nobody says how many.
+pub const CPU_KV_TOKENS: usize = 32768;
+
 /// How to load a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
+    pub device: DeviceChoice,
     /// Of all ranks together, each of which has one at least. `None`: one per physical core.
     pub threads: Option<usize>,
     /// `None`: the fastest that the machine supports.
@@ -107,8 +113,9 @@ pub struct ExecutorOptions {
     /// Where threads run. A model that is loaded for several executors gives each its own CPUs.
     pub placement: Placement,
     pub kv: KvDtype,
-    /// Tokens that the KV pool holds, rounded up to whole pages.
-    pub kv_tokens: usize,
+    /// Tokens that the KV pool holds, rounded up to whole pages. `None`: what the device has left, or
+    /// [`CPU_KV_TOKENS`] on the processor.
+    pub kv_tokens: Option<usize>,
     pub max_batch_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
@@ -123,11 +130,12 @@ pub struct ExecutorOptions {
 impl Default for ExecutorOptions {
     fn default() -> Self {
         ExecutorOptions {
+            device: DeviceChoice::Cpu,
             threads: None,
             isa: None,
             placement: Placement::Free,
             kv: KvDtype::F16,
-            kv_tokens: 32768,
+            kv_tokens: None,
             max_batch_tokens: 512,
             max_logit_rows: 64,
             max_sequences: 64,

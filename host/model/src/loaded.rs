@@ -75,8 +75,12 @@ mod tests {
         let tokenizer = fixtures.join("tokenizer/byte-level-chatml.json");
         std::fs::copy(tokenizer, folder.path().join("tokenizer.json")).unwrap();
         for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 1), (1, 3)] {
-            let options =
-                ExecutorOptions { kv_tokens: 64, tensor_parallel, pipeline_parallel, ..Default::default() };
+            let options = ExecutorOptions {
+                kv_tokens: Some(64),
+                tensor_parallel,
+                pipeline_parallel,
+                ..Default::default()
+            };
             let count = NonZeroUsize::new(3).unwrap();
             let mut models = LoadedModel::open_replicas("tiny", folder.path(), options, count).unwrap();
             assert_eq!(models.len(), 3);

@@ -67,7 +67,7 @@ pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, Model
         threads: options.threads,
         isa: options.isa,
         kv: KvDtype::F32,
-        kv_tokens: tokens,
+        kv_tokens: Some(tokens),
         max_batch_tokens: chunk,
         max_logit_rows: chunk,
         max_sequences: 1,

@@ -55,7 +55,7 @@ pub fn executor(kv_tokens: usize) -> (Checkpoint, CpuExecutor) {
     let options = ExecutorOptions {
         threads: Some(1),
         kv: KvDtype::F32,
-        kv_tokens,
+        kv_tokens: Some(kv_tokens),
         max_batch_tokens: 256,
         ..ExecutorOptions::default()
     };

@@ -103,7 +103,8 @@ fn tiny_model() -> LoadedModel {
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let options = ExecutorOptions { threads: Some(1), kv_tokens: 16 << 10, ..ExecutorOptions::default() };
+    let options =
+        ExecutorOptions { threads: Some(1), kv_tokens: Some(16 << 10), ..ExecutorOptions::default() };
     let executor = CpuExecutor::load(&checkpoint, options).unwrap();
     let tokenizer = std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).unwrap();
     LoadedModel {

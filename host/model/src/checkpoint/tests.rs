@@ -305,7 +305,7 @@ fn exercise(folder: &Path, name: &str, file: &[u8]) -> bool {
     }
     let options = ExecutorOptions {
         threads: Some(1),
-        kv_tokens: 64,
+        kv_tokens: Some(64),
         max_batch_tokens: 8,
         ..ExecutorOptions::default()
     };

@@ -120,7 +120,7 @@ fn options_that_cannot_be_met_are_named() {
     let base = options(Isa::detect());
     for (options, name) in [
         (ExecutorOptions { threads: Some(0), ..base }, "threads"),
-        (ExecutorOptions { kv_tokens: 0, ..base }, "kv_tokens"),
+        (ExecutorOptions { kv_tokens: Some(0), ..base }, "kv_tokens"),
         (ExecutorOptions { max_batch_tokens: 0, ..base }, "max_batch_tokens"),
         (ExecutorOptions { tensor_parallel: 0, ..base }, "tensor_parallel"),
         (ExecutorOptions { tensor_parallel: 3, ..base }, "tensor_parallel: 3 does not divide the 4"),

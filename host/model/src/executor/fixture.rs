@@ -26,7 +26,7 @@ pub(super) fn options(isa: Isa) -> ExecutorOptions {
         isa: Some(isa),
         threads: Some(2),
         kv: KvDtype::F32,
-        kv_tokens: 512,
+        kv_tokens: Some(512),
         max_logit_rows: 128,
         ..ExecutorOptions::default()
     }

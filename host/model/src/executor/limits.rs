@@ -1,13 +1,14 @@
 //! What one step may hold: from the options, and checked before anything is computed.
 
-use super::{ExecutorLimits, ExecutorOptions, option};
+use super::{CPU_KV_TOKENS, ExecutorLimits, ExecutorOptions, option};
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
 pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<ExecutorLimits, ModelError> {
+    let kv_tokens = options.kv_tokens.unwrap_or(CPU_KV_TOKENS);
     for (name, value) in [
-        ("kv_tokens", options.kv_tokens),
+        ("kv_tokens", kv_tokens),
         ("max_batch_tokens", options.max_batch_tokens),
         ("max_logit_rows", options.max_logit_rows),
         ("max_sequences", options.max_sequences),
@@ -20,7 +21,7 @@ pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<
         max_batch_tokens: options.max_batch_tokens,
         max_logit_rows: options.max_logit_rows,
         max_sequences: options.max_sequences,
-        page_count: options.kv_tokens.div_ceil(PAGE_TOKENS),
+        page_count: kv_tokens.div_ceil(PAGE_TOKENS),
         context_length: config.context_length,
         vocabulary_size: config.vocabulary_size,
     })

@@ -84,7 +84,7 @@ pub(super) fn memory_plan(
     let mut kv_bytes = 0u64;
     for heads in model.kv_heads() {
         let layer = KvLayer::byte_len(options.kv.format(), limits.page_count, heads, head_size)
-            .ok_or_else(|| option("kv_tokens", format!("{} is too many", options.kv_tokens)))?;
+            .ok_or_else(|| option("kv_tokens", format!("{} pages are too many", limits.page_count)))?;
         kv_bytes = kv_bytes.saturating_add(layer as u64);
     }
     let activation_bytes = values.saturating_mul(4).saturating_add(quantised) as u64;

@@ -87,7 +87,7 @@ fn a_quantised_model_is_cut_between_its_blocks() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let ids: Vec<u32> = (0..97).map(|at| at * 5 % 256).collect();
     let mut context = options(Isa::detect());
-    context.kv_tokens = 1024;
+    context.kv_tokens = Some(1024);
     let whole = run(&mut CpuExecutor::load(&checkpoint, context).unwrap(), &ids);
     for (tensor_parallel, pipeline_parallel) in [(2, 1), (1, 2), (2, 2)] {
         let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..context };

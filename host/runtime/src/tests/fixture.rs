@@ -181,7 +181,8 @@ pub(super) fn tiny_engine(name: &str) -> Engine {
 fn tiny_model(name: &str) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
-    let options = ExecutorOptions { threads: Some(1), kv_tokens: 8 << 10, ..ExecutorOptions::default() };
+    let options =
+        ExecutorOptions { threads: Some(1), kv_tokens: Some(8 << 10), ..ExecutorOptions::default() };
     let tokenizer =
         std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
     LoadedModel {

@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     let threads = args.threads.map_or_else(physical_cores, usize::from);
     let mut options = ExecutorOptions {
         threads: Some(threads),
-        kv_tokens: pages.saturating_mul(batch).saturating_mul(PAGE_TOKENS),
+        kv_tokens: Some(pages.saturating_mul(batch).saturating_mul(PAGE_TOKENS)),
         max_sequences: batch,
         max_logit_rows: batch,
         tensor_parallel: args.tp,

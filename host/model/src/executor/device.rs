@@ -1,0 +1,107 @@
+//! Where a model runs, as people write it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// `auto`, `cpu`, `cuda` or `cuda:0,1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// CUDA devices if there are some that can run the model, else the processor.
+    Auto,
+    Cpu,
+    Cuda(Ordinals),
+}
+
+/// Some CUDA devices of this machine, lowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ordinals(u64);
+
+impl Ordinals {
+    /// The device that the driver lists first.
+    pub const FIRST: Ordinals = Ordinals(1);
+    /// Higher ordinals have no place.
+    pub const MAX: usize = 63;
+
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..=Self::MAX).filter(move |ordinal| self.0 >> ordinal & 1 == 1)
+    }
+
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+impl fmt::Display for Ordinals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, ordinal) in self.iter().enumerate() {
+            write!(f, "{}{ordinal}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Ordinals {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut ordinals = 0u64;
+        for part in text.split(',') {
+            let ordinal =
+                part.parse::<usize>().ok().filter(|ordinal| *ordinal <= Self::MAX).ok_or_else(|| {
+                    format!("{part:?} is no device; they are numbered 0 to {}, such as cuda:0,1", Self::MAX)
+                })?;
+            if ordinals >> ordinal & 1 == 1 {
+                return Err(format!("device {ordinal} is named twice"));
+            }
+            ordinals |= 1 << ordinal;
+        }
+        Ok(Ordinals(ordinals))
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.pad("auto"),
+            DeviceChoice::Cpu => f.pad("cpu"),
+            DeviceChoice::Cuda(ordinals) => f.pad(&format!("cuda:{ordinals}")),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(DeviceChoice::Auto),
+            None if text == "cpu" => Ok(DeviceChoice::Cpu),
+            None if text == "cuda" => Ok(DeviceChoice::Cuda(Ordinals::FIRST)),
+            Some(("cuda", ordinals)) => ordinals.parse().map(DeviceChoice::Cuda),
+            _ => Err(format!("unknown device {text:?}; one of auto, cpu, cuda, cuda:0,1")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_read_as_it_is_written() {
+        for text in ["auto", "cpu", "cuda:0", "cuda:0,3,63"] {
+            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
+        }
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(Ordinals::FIRST)));
+        assert_eq!("cuda:2,1".parse::<DeviceChoice>().unwrap().to_string(), "cuda:1,2");
+        for (text, problem) in [
+            ("gpu", "one of auto, cpu"),
+            ("cuda:", "\"\" is no device"),
+            ("cuda:64", "numbered 0 to 63"),
+            ("cuda:1,1", "device 1 is named twice"),
+            ("cpu:0", "unknown device"),
+        ] {
+            assert!(text.parse::<DeviceChoice>().unwrap_err().contains(problem), "{text}");
+        }
+    }
+}
