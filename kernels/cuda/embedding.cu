@@ -1,7 +1,8 @@
 // Rows of the embedding table for the tokens of a step.
 //
 // Reads the rows that are asked for and writes `rows × width` values. One block a row, one thread eight values; widths are
-// multiples of eight, and of a block of the table. A token that is not in the table has zeros.
+// multiples of eight, and of a block of the table. A token that is not in the table has zeros:
+// ranks that divide the vocabulary add their rows up.
 #include "device.cuh"
 #include "formats/blocks.cuh"
 
@@ -11,12 +12,13 @@ struct EmbeddingParams {
     Vec16* out;             // [rows, width]
     uint32_t width;
     uint32_t vocabulary;
+    uint32_t first;         // the token of the table's first row
 };
 
 // The format of 16-bit values does not matter to a copy.
 SKEP_KERNEL(embedding, EmbeddingParams) {
     const uint32_t row = blockIdx.x;
-    const uint32_t token = p.tokens[row];
+    const uint32_t token = p.tokens[row] - p.first;
     const uint32_t chunks = p.width / 8;
     const Vec16* table = static_cast<const Vec16*>(p.table);
     const Vec16 zero = {{0, 0, 0, 0}};
@@ -30,7 +32,7 @@ SKEP_KERNEL(embedding, EmbeddingParams) {
 template <typename Block, typename T>
 SKEP_DEVICE void embedding_of_blocks(const EmbeddingParams& p) {
     const uint32_t row = blockIdx.x;
-    const uint32_t token = p.tokens[row];
+    const uint32_t token = p.tokens[row] - p.first;
     const uint64_t row_bytes = static_cast<uint64_t>(p.width / Block::VALUES) * Block::BYTES;
     const uint8_t* blocks = static_cast<const uint8_t*>(p.table) + token * row_bytes;
     for (uint32_t first = 8 * threadIdx.x; first < p.width; first += 8 * blockDim.x) {

@@ -1,4 +1,4 @@
-// Products of many rows with weights of any format on tensor cores: y[row, output] = Σ x[row, i] · w[output, i].
+// Products of many rows with weights of any format on tensor cores: y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
 // A block takes ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. The next tile of rows comes
 // asynchronously, and the next weights become 16-bit floats in registers, while this one is multiplied; one barrier a tile.
@@ -115,8 +115,7 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
                 const uint32_t row = first_row + warp_row + band * 16 + lane / 4 + i / 2 * 8;
                 const uint32_t output = first_output + warp_output + column * 8 + lane % 4 * 2 + i % 2;
                 if (row < p.rows && output < p.outputs) {
-                    static_cast<T*>(p.y)[static_cast<uint64_t>(row) * p.outputs + output] =
-                        from_float<T>(sums[band][column][i]);
+                    store_sum<T>(p, row, output, sums[band][column][i]);
                 }
             }
         }

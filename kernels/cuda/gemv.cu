@@ -1,4 +1,4 @@
-// Products of few rows with weights of any format: y[row, output] = Σ x[row, i] · w[output, i].
+// Products of few rows with weights of any format: y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
 // One warp an output; each lane takes every 32nd run of eight weights, turns them into floats once and multiplies them with
 // all rows. What is read is the weights: the floor. For more rows than MAX_ROWS tensor cores are faster (`gemm.cu`).
@@ -37,7 +37,7 @@ SKEP_DEVICE void gemv(const MatmulParams& p) {
         }
         const float sum = warp_sum(sums[row]);
         if (lane == 0) {
-            static_cast<T*>(p.y)[static_cast<uint64_t>(row) * p.outputs + output] = from_float<T>(sum);
+            store_sum<T>(p, row, output, sum);
         }
     }
 }

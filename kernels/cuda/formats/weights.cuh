@@ -8,13 +8,30 @@ struct MatmulParams {
     const void* x;        // [rows, inputs]
     const void* weights;  // [outputs, inputs], plain or in blocks; FP8 and 4-bit integers: without their scales
     const void* scales;   // 4-bit integers: [outputs, inputs / 32] of bf16; FP8: [outputs / scale_rows, inputs / scale_columns]
-    void* y;              // [rows, outputs]
+    const void* bias;     // [outputs], of activations; may be none
+    void* y;              // [rows, y_stride]: of each row the outputs first
     uint32_t rows;
     uint32_t inputs;      // a multiple of a block, and of eight
     uint32_t outputs;
+    uint32_t y_stride;
+    uint32_t wide;          // y is of float32 rather than activations
     uint32_t scale_rows;    // FP8: of a scale's block
     uint32_t scale_columns;
 };
+
+// Puts a sum where it belongs.
+template <typename T>
+SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output, float sum) {
+    if (p.bias != nullptr) {
+        sum += to_float(static_cast<const T*>(p.bias)[output]);
+    }
+    const uint64_t at = static_cast<uint64_t>(row) * p.y_stride + output;
+    if (p.wide != 0) {
+        static_cast<float*>(p.y)[at] = sum;
+    } else {
+        static_cast<T*>(p.y)[at] = from_float<T>(sum);
+    }
+}
 
 // Eight weights of one output, as floats.
 template <typename Block>

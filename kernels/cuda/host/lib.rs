@@ -48,11 +48,24 @@ unsafe extern "C" {
 /// # Safety
 /// `params` is the kernel's own struct, and its pointers are valid for what the kernel reads and writes.
 pub unsafe fn launch<P: Copy>(name: &str, launch: &Launch, params: &P) -> Result<(), String> {
+    // SAFETY: the caller vouches for the parameters, which are as long as their type.
+    unsafe { launch_at(name, launch, std::ptr::from_ref(params).cast(), size_of::<P>()) }
+}
+
+/// The same, with a kernel's struct of so many bytes at this place.
+///
+/// # Safety
+/// As above; the place is aligned as the struct is.
+pub unsafe fn launch_at(
+    name: &str,
+    launch: &Launch,
+    params: *const c_void,
+    bytes: usize,
+) -> Result<(), String> {
     let name = CString::new(name).map_err(|error| error.to_string())?;
-    let params = std::ptr::from_ref(params).cast();
     // SAFETY: the name ends with a zero, the launch is a plain struct of the same layout, and the caller vouches for the
     // parameters; their size is compared on the other side.
-    let problem = unsafe { skep_host_launch(name.as_ptr(), launch, params, size_of::<P>()) };
+    let problem = unsafe { skep_host_launch(name.as_ptr(), launch, params, bytes) };
     if problem.is_null() {
         return Ok(());
     }

@@ -1,28 +1,28 @@
-//! A device with all kernels loaded: memory, copies and launches, in the order of one stream.
+//! A device with all kernels loaded: memory, copies, launches, events and recordings, in the order of one queue.
 //!
-//! Invariant: it stays on the thread that opened it, to which its context is bound; buffers keep what they were made from alive.
-//! What a launch reads and writes is the caller's to know, so launching is unsafe, and nothing else is.
+//! Invariant: whatever goes to or from a device lies within a buffer that is as long as it has to be, and a buffer is given back
+//! only when nothing in the queue uses it. `operation` launches kernels on this ground; launching anything else is unsafe.
 
-use std::collections::HashMap;
-use std::ffi::CString;
-use std::rc::Rc;
-
-use cudarc::driver::{result, sys};
-use result::DriverError;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
 
 use super::architecture::Architecture;
+pub use super::backend::Memory;
+use super::backend::{Backend, Way};
 use super::compile::{Compiler, Module, Origin};
+use super::driver::DriverStream;
+#[cfg(any(test, feature = "emulated"))]
+pub use super::emulated::Emulation;
 use super::source::SOURCES;
 use super::{Address, Launch};
 use crate::{KernelError, gpu};
 
+/// Cheap to clone; all clones share the queue.
+#[derive(Clone)]
 pub struct Device {
-    kernels: HashMap<String, Kernel>,
-    modules: Vec<sys::CUmodule>,
-    architecture: Architecture,
+    backend: Arc<dyn Backend>,
     loaded: Loaded,
-    /// After what is in its context.
-    stream: Rc<Stream>,
 }
 
 /// Where the modules of an opened device came from.
@@ -32,23 +32,41 @@ pub struct Loaded {
     pub compiled: usize,
 }
 
-/// Memory of a device, given back in the order of its stream.
+/// Memory of a device.
 pub struct DeviceBuffer {
-    address: sys::CUdeviceptr,
+    address: u64,
     bytes: usize,
-    stream: Rc<Stream>,
+    device: Device,
 }
 
+/// Memory of the host that a device copies from and to while it computes.
+pub struct HostBuffer {
+    at: *mut u8,
+    bytes: usize,
+    device: Device,
+}
+
+// SAFETY: nobody else has its memory.
+unsafe impl Send for HostBuffer {}
+
+/// A part of a buffer.
 #[derive(Clone, Copy)]
-struct Kernel {
-    function: sys::CUfunction,
-    most_shared_bytes: u32,
+pub struct Slice<'a> {
+    address: u64,
+    bytes: usize,
+    buffer: PhantomData<&'a DeviceBuffer>,
 }
 
-/// A device's primary context, bound to this thread, and the stream that everything is put into.
-struct Stream {
-    device: sys::CUdevice,
-    stream: sys::CUstream,
+/// A place in a queue.
+pub struct Event {
+    handle: u64,
+    device: Device,
+}
+
+/// Launches that are done again with one call.
+pub struct Recording {
+    handle: u64,
+    device: Device,
 }
 
 impl Device {
@@ -63,201 +81,261 @@ impl Device {
         };
         let (major, minor) = info.compute_capability;
         let architecture = Architecture::of_device(major, minor)?;
+        let mut stream = DriverStream::open(ordinal, format!("cuda:{ordinal} ({})", info.name))?;
         let modules = modules(compiler, architecture)?;
-        let stream = Rc::new(Stream::new(ordinal)?);
-        let origins = modules.iter().filter(|module| module.origin == Origin::Cache).count();
-        let loaded = Loaded { cached: origins, compiled: modules.len() - origins };
-        let mut device = Device { kernels: HashMap::new(), modules: vec![], architecture, loaded, stream };
-        modules.iter().try_for_each(|module| device.load(module))?;
-        Ok(device)
+        modules.iter().try_for_each(|module| stream.load(module))?;
+        let cached = modules.iter().filter(|module| module.origin == Origin::Cache).count();
+        let loaded = Loaded { cached, compiled: modules.len() - cached };
+        Ok(Device { backend: Arc::new(stream), loaded })
     }
 
-    pub fn architecture(&self) -> Architecture {
-        self.architecture
+    /// One whose kernels run on the processor, for tests.
+    #[cfg(any(test, feature = "emulated"))]
+    pub fn emulated(emulation: Emulation) -> Self {
+        let stream = super::emulated::EmulatedStream::new(emulation);
+        Device { backend: Arc::new(stream), loaded: Loaded::default() }
+    }
+
+    /// For people.
+    pub fn name(&self) -> String {
+        self.backend.name()
     }
 
     pub fn loaded(&self) -> Loaded {
         self.loaded
     }
 
+    pub fn multiprocessors(&self) -> u32 {
+        self.backend.multiprocessors()
+    }
+
+    pub fn memory(&self) -> Result<Memory, KernelError> {
+        self.backend.memory()
+    }
+
     /// Zeros on the device.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
-        let stream = self.stream.stream;
-        // The driver gives no address for nothing.
-        let taken = bytes.max(1);
-        // SAFETY: the stream is alive; the memory is written before anyone reads it.
-        let address = unsafe { result::malloc_async(stream, taken) }.map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let free = result::mem_get_info().map_or(0, |(free, _)| free);
-                KernelError::DeviceMemory { bytes, free }
-            }
-            _ => driver("cuMemAllocAsync", error),
-        })?;
-        let buffer = DeviceBuffer { address, bytes, stream: self.stream.clone() };
-        // SAFETY: as many bytes as were allocated, on the same stream.
-        unsafe { result::memset_d8_async(address, 0, taken, stream) }
-            .map_err(|error| driver("cuMemsetD8Async", error))?;
+        let buffer = self.uninitialised(bytes)?;
+        // SAFETY: as many bytes as were allocated.
+        unsafe { self.backend.clear(buffer.address, bytes.max(1)) }?;
         Ok(buffer)
     }
 
-    /// Puts a kernel behind everything that was put into the stream before.
+    /// A buffer on the device with a copy of these bytes.
+    pub fn copied(&self, bytes: &[u8]) -> Result<DeviceBuffer, KernelError> {
+        let mut buffer = self.uninitialised(bytes.len())?;
+        buffer.write(bytes)?;
+        Ok(buffer)
+    }
+
+    /// A buffer whose every byte is written before it is read.
+    pub fn uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
+        // The driver gives no address for nothing.
+        let address = self.backend.allocate(bytes.max(1))?;
+        Ok(DeviceBuffer { address, bytes, device: self.clone() })
+    }
+
+    pub fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, KernelError> {
+        let at = self.backend.allocate_host(bytes.max(1))?;
+        // SAFETY: as many bytes as were allocated; nobody else has them yet.
+        unsafe { at.write_bytes(0, bytes) };
+        Ok(HostBuffer { at, bytes, device: self.clone() })
+    }
+
+    /// Puts the first bytes of a buffer of the host into a slice of the same length. They have to stay as they are until the
+    /// queue has done it, which an event tells.
+    pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
+        within("copy to the device", at, to.bytes, from.bytes)?;
+        // SAFETY: both are long enough.
+        unsafe { self.backend.copy(Way::Up, to.address, from.at.add(at) as u64, to.bytes) }
+    }
+
+    /// Puts a slice into a buffer of the host. It is there when the queue was waited for.
+    pub fn download(&self, from: Slice<'_>, to: &mut HostBuffer, at: usize) -> Result<(), KernelError> {
+        within("copy from the device", at, from.bytes, to.bytes)?;
+        // SAFETY: both are long enough.
+        unsafe { self.backend.copy(Way::Down, to.at.add(at) as u64, from.address, from.bytes) }
+    }
+
+    /// Copies between slices of this device, or from another one that it reaches.
+    pub fn copy(&self, from: Slice<'_>, to: Slice<'_>) -> Result<(), KernelError> {
+        crate::error::expect_len("copy on the device", "length", to.bytes, from.bytes)?;
+        // SAFETY: both are long enough.
+        unsafe { self.backend.copy(Way::Across, to.address, from.address, from.bytes) }
+    }
+
+    /// Puts a kernel behind everything that was put into the queue before.
     ///
     /// # Safety
     /// `params` is the kernel's own struct, and its addresses are valid on the device for what the kernel reads and writes,
-    /// until the stream has been waited for.
+    /// until the queue has been waited for.
     pub unsafe fn launch<P: Copy>(&self, launch: &Launch, params: &P) -> Result<(), KernelError> {
-        let Launch { kernel, grid, block, shared_bytes } = launch;
-        let Some(Kernel { function, most_shared_bytes }) = self.kernels.get(kernel).copied() else {
-            return Err(KernelError::NoKernel { kernel: kernel.clone() });
-        };
-        let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.architecture);
-        let what = "the shared memory of a block";
-        super::supported(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
-        if grid.contains(&0) {
+        if launch.grid.contains(&0) {
             // Nothing to do, which the driver takes for an error.
             return Ok(());
         }
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
-        let size = |of: &[u32; 3]| (of[0], of[1], of[2]);
-        // SAFETY: the function's module is loaded as long as the device; the parameters are copied before the call returns, and
-        // the caller vouches for what they say.
-        unsafe {
-            let stream = self.stream.stream;
-            result::launch_kernel(function, size(grid), size(block), *shared_bytes, stream, &mut arguments)
-        }
-        .map_err(|error| driver("cuLaunchKernel", error))
+        // SAFETY: the parameters are borrowed as long as the call takes; the caller vouches for the rest.
+        unsafe { self.backend.launch(launch, std::ptr::from_ref(params).cast(), size_of::<P>()) }
     }
 
-    /// Waits until everything in the stream is done; what failed there is reported now.
+    /// Waits until everything in the queue is done; what failed there is reported now.
     pub fn synchronize(&self) -> Result<(), KernelError> {
-        self.stream.synchronize()
+        self.backend.synchronize()
     }
 
-    fn load(&mut self, module: &Module) -> Result<(), KernelError> {
-        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST_SHARED;
-        let in_a_block = self.stream.most_shared_bytes()?;
-        // SAFETY: a whole cubin, which says itself how long it is.
-        let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
-            .map_err(|error| driver("cuModuleLoadData", error))?;
-        self.modules.push(handle);
-        for usage in &module.kernels {
-            let name = CString::new(usage.kernel.as_str()).expect("a name has no zero byte");
-            let most_shared_bytes = in_a_block.saturating_sub(usage.shared_bytes);
-            // SAFETY: the module was loaded above, and the function is in it.
-            let function = unsafe {
-                let function = result::module::get_function(handle, name)
-                    .map_err(|error| driver("cuModuleGetFunction", error))?;
-                result::function::set_function_attribute(function, MOST_SHARED, most_shared_bytes as i32)
-                    .map_err(|error| driver("cuFuncSetAttribute", error))?;
-                function
-            };
-            self.kernels.insert(usage.kernel.clone(), Kernel { function, most_shared_bytes });
-        }
-        Ok(())
+    pub fn event(&self) -> Result<Event, KernelError> {
+        Ok(Event { handle: self.backend.event()?, device: self.clone() })
     }
-}
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        // A failure was reported to whoever waited for it; kernels that still run have to end before their code goes.
-        let _ = self.stream.synchronize();
-        for module in self.modules.drain(..) {
-            // SAFETY: loaded once, and nothing of it runs any more.
-            let _ = unsafe { result::module::unload(module) };
-        }
+    /// Lets this queue wait until another one is where the event was recorded last.
+    pub fn wait(&self, event: &Event) -> Result<(), KernelError> {
+        // SAFETY: the event is alive.
+        unsafe { self.backend.wait(event.handle) }
+    }
+
+    /// Remembers what `work` puts into the queue instead of doing it.
+    pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Recording, KernelError> {
+        self.backend.begin_recording()?;
+        let worked = work();
+        let recorded = self.backend.end_recording();
+        let recording = Recording { handle: recorded?, device: self.clone() };
+        worked.map(|()| recording)
+    }
+
+    /// Lets kernels of this device use the memory of another.
+    pub fn reach(&self, other: &Device) -> Result<(), KernelError> {
+        self.backend.reach(&*other.backend)
+    }
+
+    /// The driver's stream behind the queue, for its own libraries; their context is this thread's until the next call.
+    pub fn stream(&self) -> Option<cudarc::driver::sys::CUstream> {
+        self.backend.stream()
     }
 }
 
 impl DeviceBuffer {
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub fn address(&self) -> Address {
         Address(self.address)
     }
 
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    pub fn slice(&self) -> Slice<'_> {
+        Slice { address: self.address, bytes: self.bytes, buffer: PhantomData }
     }
 
     /// Replaces the whole.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy to the device", "length", self.bytes, bytes.len())?;
         // SAFETY: as many bytes as the buffer has; they are waited for while they are borrowed.
-        unsafe { result::memcpy_htod_async(self.address, bytes, self.stream.stream) }
-            .map_err(|error| driver("cuMemcpyHtoDAsync", error))?;
-        self.stream.synchronize()
+        unsafe { self.device.backend.copy(Way::Up, self.address, bytes.as_ptr() as u64, self.bytes) }?;
+        self.device.synchronize()
     }
 
-    /// The whole, as it is when all that was put into the stream before is done.
+    /// The whole, as it is when all that was put into the queue before is done.
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy from the device", "length", self.bytes, bytes.len())?;
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(bytes, self.address, self.stream.stream) }
-            .map_err(|error| driver("cuMemcpyDtoHAsync", error))?;
-        self.stream.synchronize()
+        unsafe {
+            let to = bytes.as_mut_ptr() as u64;
+            self.device.backend.copy(Way::Down, to, self.address, self.bytes)
+        }?;
+        self.device.synchronize()
     }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated on this stream, and given back behind everything that uses it. A stream that failed has no memory
-        // to give back.
-        let _ = unsafe { result::free_async(self.address, self.stream.stream) };
+        // SAFETY: allocated there, and given back once.
+        unsafe { self.device.backend.free(self.address) };
     }
 }
 
-impl Stream {
-    fn new(ordinal: usize) -> Result<Self, KernelError> {
-        let ordinal = i32::try_from(ordinal).expect("fewer devices than that were listed");
-        let device = result::device::get(ordinal).map_err(|error| driver("cuDeviceGet", error))?;
-        // SAFETY: the driver gave the device just now.
-        let context = unsafe { result::primary_ctx::retain(device) }
-            .map_err(|error| driver("cuDevicePrimaryCtxRetain", error))?;
-        // From here on it is released with the stream, or without one if there is none.
-        let mut made = Stream { device, stream: std::ptr::null_mut() };
-        // SAFETY: retained above.
-        unsafe { result::ctx::set_current(context) }.map_err(|error| driver("cuCtxSetCurrent", error))?;
-        made.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|error| driver("cuStreamCreate", error))?;
-        made.keep_memory()?;
-        Ok(made)
+impl HostBuffer {
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as many bytes as were allocated and written.
+        unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 
-    /// What is given back stays with this process: memory is planned once, and taking it from the system is slow.
-    fn keep_memory(&self) -> Result<(), KernelError> {
-        let mut bytes = u64::MAX;
-        // SAFETY: the device's own pool, and a value of the type that the attribute has.
-        unsafe {
-            let pool = result::device::get_default_mem_pool(self.device)
-                .map_err(|error| driver("cuDeviceGetDefaultMemPool", error))?;
-            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-            result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast())
-                .map_err(|error| driver("cuMemPoolSetAttribute", error))
-        }
-    }
-
-    /// That a block may have, if its kernel asks for it.
-    fn most_shared_bytes(&self) -> Result<u32, KernelError> {
-        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        // SAFETY: a device that the driver gave.
-        let bytes = unsafe { result::device::get_attribute(self.device, attribute) }
-            .map_err(|error| driver("cuDeviceGetAttribute", error))?;
-        Ok(u32::try_from(bytes).unwrap_or(0))
-    }
-
-    fn synchronize(&self) -> Result<(), KernelError> {
-        // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.stream) }
-            .map_err(|error| driver("cuStreamSynchronize", error))
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has them.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
     }
 }
 
-impl Drop for Stream {
+impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // SAFETY: made and retained once. There is nothing to do about a failure.
-        unsafe {
-            if !self.stream.is_null() {
-                let _ = result::stream::destroy(self.stream);
-            }
-            let _ = result::primary_ctx::release(self.device);
+        // A copy from it may be under way. What failed is reported by whoever waits next.
+        let _ = self.device.synchronize();
+        // SAFETY: allocated there with these bytes, and given back once.
+        unsafe { self.device.backend.free_host(self.at, self.bytes.max(1)) };
+    }
+}
+
+impl<'a> Slice<'a> {
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    pub fn address(self) -> Address {
+        Address(self.address)
+    }
+
+    /// Some of its bytes.
+    pub fn part(self, range: Range<usize>) -> Result<Slice<'a>, KernelError> {
+        within("part of a buffer", range.start, range.len(), self.bytes)?;
+        Ok(Slice { address: self.address + range.start as u64, bytes: range.len(), buffer: PhantomData })
+    }
+}
+
+impl Event {
+    /// Marks what was put into the queue of the event's device so far.
+    pub fn record(&self) -> Result<(), KernelError> {
+        // SAFETY: the event is alive.
+        unsafe { self.device.backend.record(self.handle) }
+    }
+
+    /// Until another event of the same device, which was recorded later; both have passed.
+    pub fn milliseconds_until(&self, later: &Event) -> Result<f32, KernelError> {
+        // SAFETY: both are alive.
+        unsafe { self.device.backend.elapsed_ms(self.handle, later.handle) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made there, and given back once.
+        unsafe { self.device.backend.free_event(self.handle) };
+    }
+}
+
+impl Recording {
+    /// Puts what was recorded into the queue.
+    ///
+    /// # Safety
+    /// The buffers that were used when it was recorded are still there.
+    pub unsafe fn replay(&self) -> Result<(), KernelError> {
+        // SAFETY: the recording is alive, and the caller vouches for its buffers.
+        unsafe { self.device.backend.replay(self.handle) }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: made there, and given back once.
+        unsafe { self.device.backend.free_recording(self.handle) };
+    }
+}
+
+/// That a part lies within a whole.
+fn within(op: &'static str, start: usize, length: usize, whole: usize) -> Result<(), KernelError> {
+    match start.checked_add(length) {
+        Some(end) if end <= whole => Ok(()),
+        end => {
+            let index = end.unwrap_or(usize::MAX);
+            Err(KernelError::OutOfRange { op, what: "byte", index, count: whole })
         }
     }
 }
@@ -271,10 +349,6 @@ fn modules(compiler: &Compiler, architecture: Architecture) -> Result<Vec<Module
     })
 }
 
-fn driver(call: &'static str, error: DriverError) -> KernelError {
-    KernelError::Driver { call, reason: error.to_string() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,9 +360,15 @@ mod tests {
         assert!(error.contains("1000") || error.contains("driver"), "{error}");
     }
 
+    /// With an emulated device, and a real one where there is one.
+    fn with_devices(check: impl Fn(&Device)) {
+        check(&Device::emulated(Emulation::default()));
+        on_device::with(check);
+    }
+
     #[test]
     fn what_is_written_to_a_device_is_read_from_it_and_bad_launches_are_errors() {
-        on_device::with(|device| {
+        with_devices(|device| {
             let mut buffer = device.zeroed(1000).unwrap();
             let mut bytes = vec![7; 1000];
             buffer.read(&mut bytes).unwrap();
@@ -298,9 +378,16 @@ mod tests {
             buffer.read(&mut bytes).unwrap();
             assert_eq!(bytes, written);
             assert!(buffer.write(&written[1..]).is_err());
-            assert!(matches!(device.zeroed(1 << 50), Err(KernelError::DeviceMemory { .. })));
+            let free = device.memory().unwrap().free as usize;
+            assert!(matches!(device.zeroed(free + (1 << 30)), Err(KernelError::DeviceMemory { .. })));
             assert_eq!(device.zeroed(0).unwrap().bytes(), 0);
+            assert!(buffer.slice().part(900..1001).is_err());
+        });
+    }
 
+    #[test]
+    fn a_launch_that_a_device_cannot_do_is_an_error() {
+        on_device::with(|device| {
             let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
             // SAFETY: neither is launched.
             let unknown = unsafe { device.launch(&launch, &0u64) };
@@ -309,5 +396,56 @@ mod tests {
             let too_much = unsafe { device.launch(&launch, &0u64) };
             assert!(too_much.unwrap_err().to_string().contains("shared memory"));
         });
+        let device = Device::emulated(Emulation::default());
+        let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
+        // SAFETY: it is not launched.
+        unsafe { device.launch(&launch, &0u64) }.expect("what fails there is told later");
+        assert!(device.synchronize().unwrap_err().to_string().contains("no kernel of this name"));
+    }
+
+    #[test]
+    fn copies_events_and_recordings_keep_their_order() {
+        with_devices(|device| {
+            let mut host = device.host_buffer(8).unwrap();
+            let buffers = [0, 1, 2].map(|_| device.zeroed(8).unwrap());
+            let recording = device.record(|| device.copy(buffers[0].slice(), buffers[1].slice())).unwrap();
+            let begun = device.event().unwrap();
+            begun.record().unwrap();
+            for value in [3, 4] {
+                device.synchronize().unwrap();
+                host.bytes_mut().fill(value);
+                device.upload(&host, 0, buffers[0].slice()).unwrap();
+                // SAFETY: the buffers are still there.
+                unsafe { recording.replay() }.unwrap();
+            }
+            let event = device.event().unwrap();
+            event.record().unwrap();
+            device.wait(&event).unwrap();
+            let half = |buffer: usize, range| buffers[buffer].slice().part(range).unwrap();
+            device.copy(half(1, 0..4), half(2, 4..8)).unwrap();
+            device.download(buffers[2].slice(), &mut host, 0).unwrap();
+            device.synchronize().unwrap();
+            assert_eq!(host.bytes(), [0, 0, 0, 0, 4, 4, 4, 4]);
+            assert!(begun.milliseconds_until(&event).unwrap() >= 0.0);
+            assert!(device.copy(buffers[0].slice(), half(1, 0..4)).is_err());
+            assert!(device.upload(&host, 4, buffers[0].slice()).is_err());
+        });
+    }
+
+    #[test]
+    fn one_device_waits_for_another() {
+        let [first, second] = [0, 1].map(|_| Device::emulated(Emulation::default()));
+        let mut host = first.host_buffer(4).unwrap();
+        host.bytes_mut().fill(9);
+        let (from, to) = (first.zeroed(4).unwrap(), second.zeroed(4).unwrap());
+        second.reach(&first).unwrap();
+        let event = first.event().unwrap();
+        first.upload(&host, 0, from.slice()).unwrap();
+        event.record().unwrap();
+        second.wait(&event).unwrap();
+        second.copy(from.slice(), to.slice()).unwrap();
+        let mut bytes = [0; 4];
+        to.read(&mut bytes).unwrap();
+        assert_eq!(bytes, [9; 4]);
     }
 }

@@ -14,6 +14,8 @@ pub struct EmbeddingParams {
     pub out: Address,
     pub width: u32,
     pub vocabulary: u32,
+    /// The token of the table's first row.
+    pub first: u32,
 }
 
 /// How the table lies in memory.
@@ -62,6 +64,7 @@ mod tests {
             out: out.address(),
             width: width as u32,
             vocabulary: vocabulary as u32,
+            first: 0,
         };
         let launch = launch(&params, tokens.len() as u32, Table::Plain).expect("good shapes");
         host::run(&launch, &params, &mut [out.values_mut()]);
@@ -75,7 +78,7 @@ mod tests {
     fn rows_of_tables_in_blocks_become_activations() {
         let mut random = Random::fresh();
         let (width, vocabulary) = (1280, 5);
-        let tokens = [4_u32, 5, 0];
+        let tokens = [4_u32, 6, 0, 5];
         for made in Made::of_every_format(&mut random, width, vocabulary) {
             let Some((dtype, blocks, values)) = made.as_blocks() else { continue };
             for activation in Activation::ALL {
@@ -86,13 +89,15 @@ mod tests {
                     out: out.address(),
                     width: width as u32,
                     vocabulary: vocabulary as u32,
+                    first: 1,
                 };
                 let launch = launch(&params, tokens.len() as u32, Table::Blocks(dtype, activation));
                 host::run(&launch.expect("good shapes"), &params, &mut [out.values_mut()]);
-                let row = |token: &u32| match values.chunks(width).nth(*token as usize) {
-                    Some(row) => row.iter().map(|value| f64::from(*value)).collect(),
-                    None => vec![0.0; width],
-                };
+                let row =
+                    |token: &u32| match values.chunks(width).nth(token.wrapping_sub(params.first) as usize) {
+                        Some(row) => row.iter().map(|value| f64::from(*value)).collect(),
+                        None => vec![0.0; width],
+                    };
                 let expected: Vec<f64> = tokens.iter().flat_map(row).collect();
                 activation.assert_close(out.values(), &expected, 1e-6);
             }
@@ -102,7 +107,8 @@ mod tests {
     #[test]
     fn a_width_that_no_thread_can_move_is_refused() {
         let none = Address::NONE;
-        let params = EmbeddingParams { tokens: none, table: none, out: none, width: 12, vocabulary: 1 };
+        let params =
+            EmbeddingParams { tokens: none, table: none, out: none, width: 12, vocabulary: 1, first: 0 };
         assert!(launch(&params, 1, Table::Plain).expect_err("12").to_string().contains("12"));
         let params = EmbeddingParams { width: 288, ..params };
         let refused =

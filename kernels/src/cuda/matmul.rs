@@ -16,14 +16,26 @@ pub struct MatmulParams {
     pub weights: Address,
     /// Of formats that keep theirs apart
     pub scales: Address,
-    /// `[rows, outputs]`
+    /// `[outputs]` of activations; may be none
+    pub bias: Address,
+    /// `[rows, y_stride]`: of each row the outputs first
     pub y: Address,
     pub rows: u32,
     pub inputs: u32,
     pub outputs: u32,
+    pub y_stride: u32,
+    pub sums: Sums,
     /// FP8: rows and columns of weights that share a scale
     pub scale_rows: u32,
     pub scale_columns: u32,
+}
+
+/// What a product is stored as.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    Activations = 0,
+    F32 = 1,
 }
 
 /// How weights lie in memory.
@@ -61,6 +73,8 @@ impl Weights {
             Weights::Int4 => ("int4", INT4_GROUP),
             Weights::Fp8 => ("fp8", 8),
         };
+        let stride = || format!("at least the {} outputs", params.outputs);
+        super::supported(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
         let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
         super::supported(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
         if self == Weights::Fp8 {
@@ -201,22 +215,35 @@ pub(super) mod tests {
         /// Multiplies random rows with it. A kernel may round the weights as it rounds activations.
         pub(in crate::cuda) fn check(&self, rows: usize, activation: Activation, rounds_weights: bool) {
             let Made { inputs, outputs, .. } = *self;
-            let mut random = Random::fresh();
-            let x = activation.random(&mut random, rows * inputs);
+            let x = activation.random(&mut Random::fresh(), rows * inputs);
             let mut y = activation.zeros(rows * outputs);
-            let params = MatmulParams {
+            let params = self.params(rows, &x, &y);
+            let launch = launch(&params, self.weights, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [y.values_mut()]);
+            let expected = self.products(&x, activation, rounds_weights);
+            let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
+        }
+
+        /// A product of these rows without a bias.
+        fn params(&self, rows: usize, x: &Buffer, y: &Buffer) -> MatmulParams {
+            MatmulParams {
                 x: x.address(),
                 weights: self.memory.address(),
                 scales: host::address(&self.scales),
+                bias: Address::NONE,
                 y: y.address(),
                 rows: rows as u32,
-                inputs: inputs as u32,
-                outputs: outputs as u32,
+                inputs: self.inputs as u32,
+                outputs: self.outputs as u32,
+                y_stride: self.outputs as u32,
+                sums: Sums::Activations,
                 scale_rows: self.square as u32,
                 scale_columns: self.square as u32,
-            };
-            let launch = launch(&params, self.weights, activation).expect("good shapes");
-            host::run(&launch, &params, &mut [y.values_mut()]);
+            }
+        }
+
+        fn products(&self, x: &Buffer, activation: Activation, rounds_weights: bool) -> Vec<f64> {
             let rounded = |weight: &f32| match rounds_weights {
                 true => activation.decode(activation.encode(*weight)),
                 false => f64::from(*weight),
@@ -224,13 +251,12 @@ pub(super) mod tests {
             let weights: Vec<f64> = self.values.iter().map(rounded).collect();
             let x: Vec<f64> = x.values().iter().map(|x| activation.decode(*x)).collect();
             let mut expected = Vec::new();
-            for x in x.chunks(inputs) {
-                for weights in weights.chunks(inputs) {
+            for x in x.chunks(self.inputs) {
+                for weights in weights.chunks(self.inputs) {
                     expected.push(x.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>());
                 }
             }
-            let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-            activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
+            expected
         }
     }
 
@@ -249,16 +275,61 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn sums_have_their_bias_and_go_where_they_belong() {
+        let mut random = Random::fresh();
+        let (inputs, outputs, stride) = (64, 7, 12);
+        for activation in Activation::ALL {
+            let made = Made::blocks(DType::Q8_0, &mut random, inputs, outputs);
+            let bias = activation.random(&mut random, outputs);
+            for (rows, rounds_weights) in [(2, false), (20, true)] {
+                let x = activation.random(&mut random, rows * inputs);
+                let mut expected = made.products(&x, activation, rounds_weights);
+                for (value, bias) in expected.iter_mut().zip(bias.values().iter().cycle()) {
+                    *value += activation.decode(*bias);
+                }
+                for sums in [Sums::Activations, Sums::F32] {
+                    let words = if sums == Sums::F32 { 2 } else { 1 };
+                    let mut y = Buffer::new(vec![0x3c3c; rows * stride * words]);
+                    let params = MatmulParams {
+                        bias: bias.address(),
+                        y_stride: stride as u32,
+                        sums,
+                        ..made.params(rows, &x, &y)
+                    };
+                    let launch = launch(&params, made.weights, activation).expect("good shapes");
+                    host::run(&launch, &params, &mut [y.values_mut()]);
+                    let rows = y.values().chunks(stride * words).zip(expected.chunks(outputs));
+                    for (row, expected) in rows {
+                        let (found, gap) = row.split_at(outputs * words);
+                        assert!(gap.iter().all(|word| *word == 0x3c3c), "what lies between rows stays");
+                        if sums == Sums::Activations {
+                            activation.assert_close(found, expected, 1e-4);
+                            continue;
+                        }
+                        for (pair, expected) in found.chunks(2).zip(expected) {
+                            let found = f32::from_bits(u32::from(pair[0]) | u32::from(pair[1]) << 16);
+                            assert!((f64::from(found) - expected).abs() < 1e-4, "{found} for {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn shapes_and_formats_that_no_kernel_takes_are_refused() {
         let none = Address::NONE;
         let good = MatmulParams {
             x: none,
             weights: none,
             scales: none,
+            bias: none,
             y: none,
             rows: 1,
             inputs: 288,
             outputs: 3,
+            y_stride: 3,
+            sums: Sums::F32,
             scale_rows: 128,
             scale_columns: 128,
         };

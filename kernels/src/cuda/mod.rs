@@ -6,10 +6,15 @@
 //! launches them; where there is a device, the same tests run there too.
 
 pub mod architecture;
+mod backend;
 pub mod compile;
 mod cubin_cache;
 pub mod device;
+mod driver;
+#[cfg(any(test, feature = "emulated"))]
+mod emulated;
 pub mod nvrtc;
+pub mod operation;
 pub mod source;
 pub mod usage;
 

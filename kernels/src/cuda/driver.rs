@@ -1,0 +1,341 @@
+//! A device of NVIDIA's driver: its primary context, one stream, and the kernels that were loaded into it.
+//!
+//! Invariant: the context is current on a thread before any call that needs it, whichever thread that is.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use cudarc::driver::{result, sys};
+use result::DriverError;
+
+use super::Launch;
+use super::backend::{Backend, Memory, Way};
+use super::compile::Module;
+use crate::KernelError;
+
+pub(super) struct DriverStream {
+    kernels: HashMap<String, Kernel>,
+    modules: Vec<sys::CUmodule>,
+    name: String,
+    multiprocessors: u32,
+    /// After what is in its context.
+    queue: Queue,
+}
+
+/// A retained context with a stream.
+struct Queue {
+    ordinal: usize,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+}
+
+#[derive(Clone, Copy)]
+struct Kernel {
+    function: sys::CUfunction,
+    most_shared_bytes: u32,
+}
+
+// SAFETY: the driver's functions may be called by any thread, and the handles are not changed once they were made.
+unsafe impl Send for DriverStream {}
+// SAFETY: as above.
+unsafe impl Sync for DriverStream {}
+
+impl DriverStream {
+    pub(super) fn open(ordinal: usize, name: String) -> Result<Self, KernelError> {
+        let queue = Queue::new(ordinal)?;
+        let multiprocessors =
+            queue.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(DriverStream { kernels: HashMap::new(), modules: Vec::new(), name, multiprocessors, queue })
+    }
+
+    pub(super) fn load(&mut self, module: &Module) -> Result<(), KernelError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST_SHARED;
+        self.queue.bind()?;
+        let in_a_block = self
+            .queue
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        // SAFETY: a whole cubin, which says itself how long it is.
+        let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
+            .map_err(|error| failed("cuModuleLoadData", error))?;
+        self.modules.push(handle);
+        for usage in &module.kernels {
+            let name = CString::new(usage.kernel.as_str()).expect("a name has no zero byte");
+            let most_shared_bytes = in_a_block.saturating_sub(usage.shared_bytes);
+            // SAFETY: the module was loaded above, and the function is in it.
+            let function = unsafe {
+                let function = result::module::get_function(handle, name)
+                    .map_err(|error| failed("cuModuleGetFunction", error))?;
+                result::function::set_function_attribute(function, MOST_SHARED, most_shared_bytes as i32)
+                    .map_err(|error| failed("cuFuncSetAttribute", error))?;
+                function
+            };
+            self.kernels.insert(usage.kernel.clone(), Kernel { function, most_shared_bytes });
+        }
+        Ok(())
+    }
+}
+
+impl Backend for DriverStream {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn memory(&self) -> Result<Memory, KernelError> {
+        self.queue.bind()?;
+        let (free, total) = result::mem_get_info().map_err(|error| failed("cuMemGetInfo", error))?;
+        Ok(Memory { free: free as u64, total: total as u64 })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, KernelError> {
+        self.queue.bind()?;
+        // SAFETY: the context is current; the memory is written before anyone reads it.
+        unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let free = result::mem_get_info().map_or(0, |(free, _)| free);
+                KernelError::DeviceMemory { bytes, free }
+            }
+            _ => failed("cuMemAlloc", error),
+        })
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // SAFETY: allocated above; the driver waits for what still uses it. A context that failed has no memory to give back.
+        let _ = self.queue.bind().map(|()| unsafe { result::free_sync(address) });
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError> {
+        self.queue.bind()?;
+        // Other contexts copy from and to it as well.
+        // SAFETY: the context is current.
+        unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map(<*mut _>::cast)
+            .map_err(|error| failed("cuMemHostAlloc", error))
+    }
+
+    unsafe fn free_host(&self, at: *mut u8, _bytes: usize) {
+        // SAFETY: allocated above.
+        let _ = self.queue.bind().map(|()| unsafe { result::free_host(at.cast()) });
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        // SAFETY: the caller vouches for the address.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.queue.stream) }
+            .map_err(|error| failed("cuMemsetD8Async", error))
+    }
+
+    unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        let stream = self.queue.stream;
+        // SAFETY: the caller vouches for the addresses. What is not on one device is found by its address.
+        unsafe {
+            match way {
+                Way::Up => sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream),
+                Way::Down => sys::cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, stream),
+                Way::Across => sys::cuMemcpyAsync(to, from, bytes, stream),
+            }
+            .result()
+        }
+        .map_err(|error| failed("cuMemcpyAsync", error))
+    }
+
+    unsafe fn launch(&self, launch: &Launch, params: *const u8, _bytes: usize) -> Result<(), KernelError> {
+        let Launch { kernel, grid, block, shared_bytes } = launch;
+        let Some(Kernel { function, most_shared_bytes }) = self.kernels.get(kernel).copied() else {
+            return Err(KernelError::NoKernel { kernel: kernel.clone() });
+        };
+        let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
+        let what = "the shared memory of a block";
+        super::supported(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
+        self.queue.bind()?;
+        let mut arguments = [params.cast_mut().cast()];
+        let size = |of: &[u32; 3]| (of[0], of[1], of[2]);
+        // SAFETY: the function's module is loaded as long as this lives; the parameters are copied before the call returns, and
+        // the caller vouches for what they say.
+        unsafe {
+            let stream = self.queue.stream;
+            result::launch_kernel(function, size(grid), size(block), *shared_bytes, stream, &mut arguments)
+        }
+        .map_err(|error| failed("cuLaunchKernel", error))
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        self.queue.synchronize()
+    }
+
+    fn event(&self) -> Result<u64, KernelError> {
+        self.queue.bind()?;
+        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map(|event| event as u64)
+            .map_err(|error| failed("cuEventCreate", error))
+    }
+
+    unsafe fn free_event(&self, event: u64) {
+        // SAFETY: made above.
+        let _ = self.queue.bind().map(|()| unsafe { result::event::destroy(event as sys::CUevent) });
+    }
+
+    unsafe fn record(&self, event: u64) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        // SAFETY: made above, and both are alive.
+        unsafe { result::event::record(event as sys::CUevent, self.queue.stream) }
+            .map_err(|error| failed("cuEventRecord", error))
+    }
+
+    unsafe fn wait(&self, event: u64) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: made by a device of this kind, and both are alive.
+        unsafe { result::stream::wait_event(self.queue.stream, event as sys::CUevent, flags) }
+            .map_err(|error| failed("cuStreamWaitEvent", error))
+    }
+
+    unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
+        self.queue.bind()?;
+        // SAFETY: made above, and both are alive.
+        unsafe { result::event::elapsed(from as sys::CUevent, to as sys::CUevent) }
+            .map_err(|error| failed("cuEventElapsedTime", error))
+    }
+
+    fn begin_recording(&self) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::begin_capture(self.queue.stream, mode) }
+            .map_err(|error| failed("cuStreamBeginCapture", error))
+    }
+
+    fn end_recording(&self) -> Result<u64, KernelError> {
+        self.queue.bind()?;
+        // SAFETY: the stream is alive; the graph is given back once it is instantiated.
+        unsafe {
+            let graph = result::stream::end_capture(self.queue.stream)
+                .map_err(|error| failed("cuStreamEndCapture", error))?;
+            if graph.is_null() {
+                let reason = "nothing could be recorded".to_owned();
+                return Err(KernelError::Driver { call: "cuStreamEndCapture", reason });
+            }
+            let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0))
+                .map_err(|error| failed("cuGraphInstantiate", error));
+            let _ = result::graph::destroy(graph);
+            made.map(|made| made as u64)
+        }
+    }
+
+    unsafe fn free_recording(&self, recording: u64) {
+        // SAFETY: made above.
+        let _ =
+            self.queue.bind().map(|()| unsafe { result::graph::exec_destroy(recording as sys::CUgraphExec) });
+    }
+
+    unsafe fn replay(&self, recording: u64) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        // SAFETY: made above; what was recorded uses memory that the caller vouches for.
+        unsafe { result::graph::launch(recording as sys::CUgraphExec, self.queue.stream) }
+            .map_err(|error| failed("cuGraphLaunch", error))
+    }
+
+    fn reach(&self, other: &dyn Backend) -> Result<(), KernelError> {
+        let Some(ordinal) = other.ordinal().filter(|ordinal| *ordinal != self.queue.ordinal) else {
+            return Ok(());
+        };
+        let theirs = Queue::new(ordinal)?;
+        self.queue.bind()?;
+        let mut can = 0;
+        // SAFETY: devices and a context that the driver gave; the context is retained, and stays so as long as its own stream.
+        let enabled = unsafe {
+            sys::cuDeviceCanAccessPeer(&mut can, self.queue.device, theirs.device)
+                .result()
+                .map_err(|error| failed("cuDeviceCanAccessPeer", error))?;
+            if can == 0 {
+                let reason =
+                    format!("device {} cannot use the memory of device {ordinal}", self.queue.ordinal);
+                return Err(KernelError::NoDevice { reason });
+            }
+            sys::cuCtxEnablePeerAccess(theirs.context, 0).result()
+        };
+        match enabled {
+            Err(error) if error.0 != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
+                Err(failed("cuCtxEnablePeerAccess", error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ordinal(&self) -> Option<usize> {
+        Some(self.queue.ordinal)
+    }
+
+    fn stream(&self) -> Option<sys::CUstream> {
+        // Whoever asks calls the driver with it.
+        self.queue.bind().ok().map(|()| self.queue.stream)
+    }
+}
+
+impl Drop for DriverStream {
+    fn drop(&mut self) {
+        // A failure was reported to whoever waited for it; kernels that still run have to end before their code goes.
+        let _ = self.queue.synchronize();
+        for module in self.modules.drain(..) {
+            // SAFETY: loaded once, and nothing of it runs any more.
+            let _ = unsafe { result::module::unload(module) };
+        }
+    }
+}
+
+impl Queue {
+    fn new(ordinal: usize) -> Result<Self, KernelError> {
+        let number = i32::try_from(ordinal).expect("fewer devices than that were listed");
+        let device = result::device::get(number).map_err(|error| failed("cuDeviceGet", error))?;
+        // SAFETY: the driver gave the device just now.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
+        // From here on it is released with the stream, or without one if there is none.
+        let mut made = Queue { ordinal, device, context, stream: std::ptr::null_mut() };
+        made.bind()?;
+        made.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|error| failed("cuStreamCreate", error))?;
+        Ok(made)
+    }
+
+    /// Makes the context this thread's.
+    fn bind(&self) -> Result<(), KernelError> {
+        // SAFETY: retained as long as this lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("cuCtxSetCurrent", error))
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<u32, KernelError> {
+        // SAFETY: a device that the driver gave.
+        let found = unsafe { result::device::get_attribute(self.device, attribute) }
+            .map_err(|error| failed("cuDeviceGetAttribute", error))?;
+        Ok(u32::try_from(found).unwrap_or(0))
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.stream) }
+            .map_err(|error| failed("cuStreamSynchronize", error))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: made and retained once. There is nothing to do about a failure.
+        unsafe {
+            if !self.stream.is_null() {
+                let _ = self.bind().map(|()| result::stream::destroy(self.stream));
+            }
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+fn failed(call: &'static str, error: DriverError) -> KernelError {
+    KernelError::Driver { call, reason: error.to_string() }
+}

@@ -1,0 +1,317 @@
+//! A device whose kernels run on the processor, for tests of what drives a device: its memory is the process's, and a thread
+//! does what is put into its queue, in order and later, as a device does.
+//!
+//! Invariant: it promises no more than a device. What was recorded or copied keeps nothing alive, and a failure shows when the
+//! queue is waited for.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use skep_cuda_host::Order;
+
+use super::Launch;
+use super::backend::{Backend, Memory, Way};
+use crate::KernelError;
+
+/// What a device has that it is planned with.
+#[derive(Clone, Copy, Debug)]
+pub struct Emulation {
+    pub memory_bytes: u64,
+    pub multiprocessors: u32,
+}
+
+impl Default for Emulation {
+    fn default() -> Self {
+        Emulation { memory_bytes: 1 << 30, multiprocessors: 4 }
+    }
+}
+
+pub(super) struct EmulatedStream {
+    emulation: Emulation,
+    /// Bytes of each address.
+    allocated: Mutex<BTreeMap<u64, usize>>,
+    recording: Mutex<Option<Vec<Job>>>,
+    failure: Arc<Mutex<Option<KernelError>>>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone)]
+enum Job {
+    Launch { launch: Launch, params: Arc<[u64]>, bytes: usize },
+    Clear { address: u64, bytes: usize },
+    Copy { to: u64, from: u64, bytes: usize },
+    Record { event: Arc<Event>, number: u64 },
+    Wait { event: Arc<Event>, number: u64 },
+    Done(Sender<()>),
+}
+
+/// How often it was recorded, and how often that was reached.
+#[derive(Default)]
+struct Event {
+    state: Mutex<EventState>,
+    reached: Condvar,
+}
+
+#[derive(Default)]
+struct EventState {
+    recorded: u64,
+    reached: u64,
+    at: Option<Instant>,
+}
+
+impl EmulatedStream {
+    pub(super) fn new(emulation: Emulation) -> Self {
+        let (jobs, queue) = channel();
+        let failure = Arc::new(Mutex::new(None));
+        let failed = failure.clone();
+        let work = move || {
+            for job in queue {
+                // A device does nothing more once something has failed; those that wait are let go.
+                let broken = lock(&failed).is_some();
+                if let Err(error) = run(job, broken) {
+                    lock(&failed).get_or_insert(error);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("skep-emulated-device".to_owned()).spawn(work);
+        EmulatedStream {
+            emulation,
+            allocated: Mutex::default(),
+            recording: Mutex::default(),
+            failure,
+            jobs: Some(jobs),
+            thread: Some(thread.expect("a test can start threads")),
+        }
+    }
+
+    fn put(&self, job: Job) -> Result<(), KernelError> {
+        if let Some(recorded) = lock(&self.recording).as_mut() {
+            recorded.push(job);
+            return Ok(());
+        }
+        self.send(job)
+    }
+
+    fn send(&self, job: Job) -> Result<(), KernelError> {
+        let ended =
+            || KernelError::Driver { call: "launch", reason: "the device's thread has ended".to_owned() };
+        self.jobs.as_ref().ok_or_else(ended)?.send(job).map_err(|_| ended())
+    }
+}
+
+fn run(job: Job, broken: bool) -> Result<(), KernelError> {
+    match job {
+        Job::Launch { .. } | Job::Clear { .. } | Job::Copy { .. } if broken => {}
+        Job::Launch { launch, params, bytes } => {
+            let Launch { kernel, grid, block, shared_bytes } = launch;
+            let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: Order::BACKWARD };
+            // SAFETY: whoever put it into the queue vouches for the parameters.
+            unsafe { skep_cuda_host::launch_at(&kernel, &launch, params.as_ptr().cast(), bytes) }
+                .map_err(|reason| KernelError::Driver { call: "launch", reason })?;
+        }
+        // SAFETY: whoever put them into the queue vouches for the addresses.
+        Job::Clear { address, bytes } => unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) },
+        // SAFETY: as above.
+        Job::Copy { to, from, bytes } => unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) },
+        Job::Record { event, number } => {
+            let mut state = lock(&event.state);
+            state.reached = number;
+            state.at = Some(Instant::now());
+            event.reached.notify_all();
+        }
+        Job::Wait { event, number } => {
+            let mut state = lock(&event.state);
+            while state.reached < number {
+                state = event.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        // Whoever waited may have given up.
+        Job::Done(done) => drop(done.send(())),
+    }
+    Ok(())
+}
+
+impl Backend for EmulatedStream {
+    fn name(&self) -> String {
+        "emulated".to_owned()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.emulation.multiprocessors
+    }
+
+    fn memory(&self) -> Result<Memory, KernelError> {
+        let used: usize = lock(&self.allocated).values().sum();
+        let total = self.emulation.memory_bytes;
+        Ok(Memory { free: total.saturating_sub(used as u64), total })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, KernelError> {
+        let free = usize::try_from(self.memory()?.free).unwrap_or(usize::MAX);
+        if bytes > free {
+            return Err(KernelError::DeviceMemory { bytes, free });
+        }
+        let at = allocate(bytes)? as u64;
+        // Nobody may rely on what is there at first.
+        // SAFETY: allocated just now.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0xff, bytes) };
+        lock(&self.allocated).insert(at, bytes);
+        Ok(at)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // As the driver does, it waits for what still uses it.
+        let _ = self.synchronize();
+        if let Some(bytes) = lock(&self.allocated).remove(&address) {
+            // SAFETY: allocated above, with these bytes.
+            unsafe { dealloc(address as *mut u8, layout(bytes)) };
+        }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError> {
+        allocate(bytes)
+    }
+
+    unsafe fn free_host(&self, at: *mut u8, bytes: usize) {
+        // SAFETY: allocated above, with these bytes.
+        unsafe { dealloc(at, layout(bytes)) };
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError> {
+        self.put(Job::Clear { address, bytes })
+    }
+
+    unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
+        if way != Way::Across && lock(&self.recording).is_some() {
+            let reason = "a copy between host and device while launches are recorded".to_owned();
+            return Err(KernelError::Driver { call: "copy", reason });
+        }
+        self.put(Job::Copy { to, from, bytes })
+    }
+
+    unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError> {
+        let mut copy = vec![0u64; bytes.div_ceil(8)];
+        // SAFETY: the caller vouches for the bytes, and there is room for them.
+        unsafe { std::ptr::copy_nonoverlapping(params, copy.as_mut_ptr().cast(), bytes) };
+        self.put(Job::Launch { launch: launch.clone(), params: copy.into(), bytes })
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        let (done, wait) = channel();
+        self.send(Job::Done(done))?;
+        if wait.recv().is_err() {
+            let reason = "the device's thread has ended".to_owned();
+            return Err(KernelError::Driver { call: "synchronize", reason });
+        }
+        lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    fn event(&self) -> Result<u64, KernelError> {
+        Ok(Arc::into_raw(Arc::<Event>::default()) as u64)
+    }
+
+    unsafe fn free_event(&self, event: u64) {
+        // SAFETY: made above, and given back once.
+        drop(unsafe { Arc::from_raw(event as *const Event) });
+    }
+
+    unsafe fn record(&self, event: u64) -> Result<(), KernelError> {
+        // SAFETY: made above, and not given back.
+        let event = unsafe { borrowed(event) };
+        let number = {
+            let mut state = lock(&event.state);
+            state.recorded += 1;
+            state.recorded
+        };
+        self.put(Job::Record { event, number })
+    }
+
+    unsafe fn wait(&self, event: u64) -> Result<(), KernelError> {
+        // SAFETY: made above, and not given back.
+        let event = unsafe { borrowed(event) };
+        let number = lock(&event.state).recorded;
+        self.put(Job::Wait { event, number })
+    }
+
+    unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
+        // SAFETY: made above, and not given back.
+        let times = [from, to].map(|event| lock(&unsafe { borrowed(event) }.state).at);
+        match times {
+            [Some(from), Some(to)] => Ok(to.duration_since(from).as_secs_f32() * 1e3),
+            _ => Err(KernelError::Driver { call: "elapsed", reason: "an event was not reached".to_owned() }),
+        }
+    }
+
+    fn begin_recording(&self) -> Result<(), KernelError> {
+        *lock(&self.recording) = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_recording(&self) -> Result<u64, KernelError> {
+        let recorded = lock(&self.recording).take().unwrap_or_default();
+        Ok(Box::into_raw(Box::new(recorded)) as u64)
+    }
+
+    unsafe fn free_recording(&self, recording: u64) {
+        // SAFETY: made above, and given back once.
+        drop(unsafe { Box::from_raw(recording as *mut Vec<Job>) });
+    }
+
+    unsafe fn replay(&self, recording: u64) -> Result<(), KernelError> {
+        // SAFETY: made above, and not given back.
+        let recorded = unsafe { &*(recording as *const Vec<Job>) };
+        recorded.iter().try_for_each(|job| self.send(job.clone()))
+    }
+
+    fn reach(&self, _other: &dyn Backend) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn ordinal(&self) -> Option<usize> {
+        None
+    }
+
+    fn stream(&self) -> Option<cudarc::driver::sys::CUstream> {
+        None
+    }
+}
+
+impl Drop for EmulatedStream {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// # Safety
+/// The event was not given back.
+unsafe fn borrowed(event: u64) -> Arc<Event> {
+    let event = event as *const Event;
+    // SAFETY: the caller vouches for it; the count is raised for the one that is returned.
+    unsafe {
+        Arc::increment_strong_count(event);
+        Arc::from_raw(event)
+    }
+}
+
+fn allocate(bytes: usize) -> Result<*mut u8, KernelError> {
+    // SAFETY: the layout has at least one byte.
+    let at = unsafe { alloc_zeroed(layout(bytes)) };
+    if at.is_null() { Err(KernelError::OutOfMemory { bytes }) } else { Ok(at) }
+}
+
+/// As a device aligns its memory.
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes.max(1), 256).expect("a size that was allocated")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

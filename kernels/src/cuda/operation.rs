@@ -1,0 +1,517 @@
+//! The operations of a transformer step on a device: each checks that its slices are as long as its shapes say, and launches its
+//! kernel.
+//!
+//! Invariant: no kernel leaves its slices through a shape. Tokens, positions, pages and places lie in memory of the device where
+//! nobody checks them: whoever puts them there has done so.
+
+use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
+use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Piece};
+use super::attention_prefill::{self, AttentionPrefillParams, QueryTile};
+use super::device::{Device, Slice};
+use super::embedding::{self, EmbeddingParams, Table};
+use super::matmul::{self, MatmulParams, Sums, Weights};
+use super::qkv::{self, Pairing, QkvParams};
+use super::rms_norm::{self, RmsNormParams};
+use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
+use super::swiglu::{self, SwigluParams};
+use super::{Activation, Address};
+use crate::KernelError;
+use crate::error::product;
+
+/// Bytes of an activation.
+pub const ACTIVATION_BYTES: usize = 2;
+
+/// A matrix on a device, `[outputs, inputs]`.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    pub weights: Weights,
+    pub data: Slice<'a>,
+    /// Of formats that keep theirs apart.
+    pub scales: Option<Slice<'a>>,
+    /// `[outputs]`, of activations.
+    pub bias: Option<Slice<'a>>,
+    pub outputs: u32,
+    pub inputs: u32,
+    /// FP8: rows and columns of weights that share a scale.
+    pub scale_rows: u32,
+    pub scale_columns: u32,
+}
+
+/// Rows to multiply with a matrix, and where the products go.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    /// `[rows, inputs]`
+    pub x: Slice<'a>,
+    pub rows: u32,
+    /// `[rows, y_stride]`: of each row the outputs first.
+    pub y: Slice<'a>,
+    pub y_stride: u32,
+    pub sums: Sums,
+}
+
+/// Rows of a table of vectors, which may be those of some tokens only: others get zeros.
+#[derive(Clone, Copy)]
+pub struct Embedding<'a> {
+    /// u32 `[rows]`
+    pub tokens: Slice<'a>,
+    pub table: Slice<'a>,
+    pub format: Table,
+    pub out: Slice<'a>,
+    pub rows: u32,
+    pub width: u32,
+    /// Of the table.
+    pub first: u32,
+    pub count: u32,
+}
+
+/// Adds rows to the residual, if there are some, and normalises the sums.
+#[derive(Clone, Copy)]
+pub struct RmsNorm<'a> {
+    pub x: Option<Slice<'a>>,
+    pub residual: Slice<'a>,
+    pub weight: Slice<'a>,
+    pub out: Slice<'a>,
+    pub rows: u32,
+    pub width: u32,
+    pub epsilon: f32,
+}
+
+/// The keys and values of a layer: `[pages, page_size, kv_heads, head_size]` each.
+#[derive(Clone, Copy)]
+pub struct Pages<'a> {
+    pub keys: Slice<'a>,
+    pub values: Slice<'a>,
+    pub page_size: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_size: u32,
+}
+
+/// Bias, norms, rotation, and the write into the pages.
+#[derive(Clone, Copy)]
+pub struct Qkv<'a> {
+    pub qkv: Slice<'a>,
+    pub bias: Option<Slice<'a>>,
+    pub q_norm: Option<Slice<'a>>,
+    pub k_norm: Option<Slice<'a>>,
+    /// u32 `[rows]`
+    pub positions: Slice<'a>,
+    /// u64 `[rows]`
+    pub slots: Slice<'a>,
+    /// f32 `[head_size / 2]`
+    pub frequencies: Slice<'a>,
+    pub rows: u32,
+    pub pairing: Pairing,
+    pub epsilon: f32,
+}
+
+/// Attention of rows that are the only ones of their sequences.
+#[derive(Clone, Copy)]
+pub struct Decode<'a> {
+    pub q: Slice<'a>,
+    /// u32 `[rows, table_stride]`
+    pub page_tables: Slice<'a>,
+    pub pieces: Slice<'a>,
+    /// u32 `[rows + 1]`
+    pub first_place: Slice<'a>,
+    pub states: Slice<'a>,
+    pub out: Slice<'a>,
+    pub rows: u32,
+    pub piece_count: u32,
+    pub table_stride: u32,
+    pub scale: f32,
+}
+
+/// Attention of rows of which a sequence has several.
+#[derive(Clone, Copy)]
+pub struct Prefill<'a> {
+    /// Of the whole step.
+    pub q: Slice<'a>,
+    pub out: Slice<'a>,
+    /// u32 `[sequences, table_stride]`
+    pub page_tables: Slice<'a>,
+    pub tiles: Slice<'a>,
+    pub tile_count: u32,
+    pub table_stride: u32,
+    pub window: u32,
+    pub scale: f32,
+}
+
+/// What a rank sums with the others.
+#[derive(Clone, Copy)]
+pub struct AllReduce<'a> {
+    /// One of each rank, as are the next two.
+    pub input: &'a [Slice<'a>],
+    pub shares: &'a [Slice<'a>],
+    pub signals: &'a [Slice<'a>],
+    pub out: Slice<'a>,
+    pub failure: Slice<'a>,
+    pub values: usize,
+    pub patience: u64,
+    pub rank: usize,
+}
+
+/// Draws tokens.
+#[derive(Clone, Copy)]
+pub struct Sample<'a> {
+    /// f32 `[.., vocabulary]`
+    pub logits: Slice<'a>,
+    pub rows: Slice<'a>,
+    pub adjustments: Slice<'a>,
+    pub masks: Slice<'a>,
+    pub drawn: Slice<'a>,
+    pub adjusted: Slice<'a>,
+    pub tokens: Slice<'a>,
+    pub row_count: u32,
+    pub vocabulary: u32,
+}
+
+impl Matrix<'_> {
+    /// Bytes of the weights and of their scales.
+    pub fn bytes(&self) -> Result<[usize; 2], KernelError> {
+        let (outputs, inputs) = (self.outputs as usize, self.inputs as usize);
+        let values = || product("matmul", "the matrix", &[outputs, inputs]);
+        Ok(match self.weights {
+            Weights::Plain => [product("matmul", "the matrix", &[outputs, inputs, ACTIVATION_BYTES])?, 0],
+            Weights::Blocks(dtype) => {
+                let row = dtype.row_bytes(inputs).ok_or(KernelError::PartialBlock {
+                    op: "matmul",
+                    dtype,
+                    values: inputs,
+                })?;
+                [product("matmul", "the matrix", &[outputs, row])?, 0]
+            }
+            Weights::Int4 => [values()? / 2, values()? / 32 * 2],
+            Weights::Fp8 => {
+                let columns = self.inputs.div_ceil(self.scale_columns.max(1));
+                let rows = self.outputs.div_ceil(self.scale_rows.max(1));
+                [values()?, rows as usize * columns as usize * 4]
+            }
+        })
+    }
+}
+
+impl Device {
+    pub fn embedding(&self, of: &Embedding<'_>, activation: Activation) -> Result<(), KernelError> {
+        const OP: &str = "embedding";
+        let Embedding { tokens, table, format, out, rows, width, first, count } = *of;
+        let table_row = match format {
+            Table::Plain => width as usize * ACTIVATION_BYTES,
+            Table::Blocks(dtype, _) => dtype.row_bytes(width as usize).unwrap_or(usize::MAX),
+        };
+        holds(OP, "tokens", tokens, &[rows as usize, 4])?;
+        holds(OP, "table", table, &[count as usize, table_row])?;
+        holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
+        let params = EmbeddingParams {
+            tokens: tokens.address(),
+            table: table.address(),
+            out: out.address(),
+            width,
+            vocabulary: count,
+            first,
+        };
+        debug_assert!(matches!(format, Table::Plain) || format_of(format) == Some(activation));
+        let launch = embedding::launch(&params, rows, format)?;
+        // SAFETY: the slices are as long as the shapes say; a token that is not in the table is not read.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    pub fn rms_norm(&self, of: &RmsNorm<'_>, activation: Activation) -> Result<(), KernelError> {
+        const OP: &str = "rms_norm";
+        let RmsNorm { x, residual, weight, out, rows, width, epsilon } = *of;
+        let sizes = [rows as usize, width as usize, ACTIVATION_BYTES];
+        if let Some(x) = x {
+            holds(OP, "x", x, &sizes)?;
+        }
+        holds(OP, "residual", residual, &sizes)?;
+        holds(OP, "weight", weight, &sizes[1..])?;
+        holds(OP, "out", out, &sizes)?;
+        let params = RmsNormParams {
+            x: address(x),
+            residual: residual.address(),
+            weight: weight.address(),
+            out: out.address(),
+            width,
+            epsilon,
+        };
+        let launch = rms_norm::launch(&params, rows, activation)?;
+        // SAFETY: the slices are as long as the shapes say.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first.
+    pub fn matmul(
+        &self,
+        matrix: &Matrix<'_>,
+        of: &Product<'_>,
+        activation: Activation,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "matmul";
+        let Product { x, rows, y, y_stride, sums } = *of;
+        let Matrix { weights, data, scales, bias, outputs, inputs, scale_rows, scale_columns } = *matrix;
+        if rows == 0 {
+            return Ok(());
+        }
+        let [data_bytes, scale_bytes] = matrix.bytes()?;
+        holds(OP, "weights", data, &[data_bytes])?;
+        match scales {
+            Some(scales) => holds(OP, "scales", scales, &[scale_bytes])?,
+            None => crate::error::expect_len(OP, "scales", scale_bytes, 0)?,
+        }
+        if let Some(bias) = bias {
+            holds(OP, "bias", bias, &[outputs as usize, ACTIVATION_BYTES])?;
+        }
+        let sum_bytes = if sums == Sums::F32 { 4 } else { ACTIVATION_BYTES };
+        let last = product(OP, "y", &[rows as usize - 1, y_stride as usize])?;
+        holds(OP, "x", x, &[rows as usize, inputs as usize, ACTIVATION_BYTES])?;
+        holds(OP, "y", y, &[last.saturating_add(outputs as usize), sum_bytes])?;
+        let params = MatmulParams {
+            x: x.address(),
+            weights: data.address(),
+            scales: address(scales),
+            bias: address(bias),
+            y: y.address(),
+            rows,
+            inputs,
+            outputs,
+            y_stride,
+            sums,
+            scale_rows,
+            scale_columns,
+        };
+        let launch = matmul::launch(&params, weights, activation)?;
+        // SAFETY: the slices are as long as the shapes say.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    pub fn qkv(&self, of: &Qkv<'_>, pages: &Pages<'_>, activation: Activation) -> Result<(), KernelError> {
+        const OP: &str = "qkv";
+        let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
+        let Pages { keys, values, heads, kv_heads, head_size, .. } = *pages;
+        let width = (heads as usize + 2 * kv_heads as usize) * head_size as usize;
+        let count = rows as usize;
+        holds(OP, "qkv", qkv, &[count, width, ACTIVATION_BYTES])?;
+        for (what, slice, length) in [
+            ("bias", bias, width),
+            ("q_norm", q_norm, head_size as usize),
+            ("k_norm", k_norm, head_size as usize),
+        ] {
+            if let Some(slice) = slice {
+                holds(OP, what, slice, &[length, ACTIVATION_BYTES])?;
+            }
+        }
+        holds(OP, "positions", positions, &[count, 4])?;
+        holds(OP, "slots", slots, &[count, 8])?;
+        holds(OP, "frequencies", frequencies, &[head_size as usize / 2, 4])?;
+        let params = QkvParams {
+            qkv: qkv.address(),
+            bias: address(bias),
+            q_norm: address(q_norm),
+            k_norm: address(k_norm),
+            positions: positions.address(),
+            slots: slots.address(),
+            frequencies: frequencies.address(),
+            keys: keys.address(),
+            values: values.address(),
+            rows,
+            heads,
+            kv_heads,
+            head_size,
+            pairing,
+            epsilon,
+        };
+        let launch = qkv::launch(&params, activation)?;
+        // SAFETY: the slices are as long as the shapes say; slots are the caller's.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    pub fn attention_decode(
+        &self,
+        of: &Decode<'_>,
+        pages: &Pages<'_>,
+        activation: Activation,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "attention_decode";
+        let Decode {
+            q,
+            page_tables,
+            pieces,
+            first_place,
+            states,
+            out,
+            rows,
+            piece_count,
+            table_stride,
+            scale,
+        } = *of;
+        let Pages { keys, values, page_size, heads, kv_heads, head_size } = *pages;
+        let (count, heads_wide, size) = (rows as usize, heads as usize, head_size as usize);
+        let q_stride = (heads + 2 * kv_heads) * head_size;
+        holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
+        holds(OP, "page tables", page_tables, &[count, table_stride as usize, 4])?;
+        holds(OP, "pieces", pieces, &[piece_count as usize, size_of::<Piece>()])?;
+        holds(OP, "first places", first_place, &[count + 1, 4])?;
+        holds(OP, "states", states, &[piece_count as usize, heads_wide, size + 2, 4])?;
+        holds(OP, "out", out, &[count, heads_wide, size, ACTIVATION_BYTES])?;
+        let params = AttentionDecodeParams {
+            q: q.address(),
+            keys: keys.address(),
+            values: values.address(),
+            page_tables: page_tables.address(),
+            pieces: pieces.address(),
+            states: states.address(),
+            q_stride,
+            table_stride,
+            page_size,
+            heads,
+            kv_heads,
+            scale,
+        };
+        let launch = attention_decode::launch(&params, piece_count, head_size, activation)?;
+        // SAFETY: the slices are as long as the shapes say; pages, pieces and places are the caller's.
+        unsafe { self.launch(&launch, &params) }?;
+        let params = AttentionMergeParams {
+            states: states.address(),
+            first_place: first_place.address(),
+            out: out.address(),
+            heads,
+            head_size,
+        };
+        let launch = attention_decode::merge(&params, rows, activation);
+        // SAFETY: as above.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    pub fn attention_prefill(
+        &self,
+        of: &Prefill<'_>,
+        pages: &Pages<'_>,
+        activation: Activation,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "attention_prefill";
+        let Prefill { q, out, page_tables, tiles, tile_count, table_stride, window, scale } = *of;
+        let Pages { keys, values, page_size, heads, kv_heads, head_size } = *pages;
+        holds(OP, "tiles", tiles, &[tile_count as usize, size_of::<QueryTile>()])?;
+        let params = AttentionPrefillParams {
+            q: q.address(),
+            keys: keys.address(),
+            values: values.address(),
+            out: out.address(),
+            page_tables: page_tables.address(),
+            tiles: tiles.address(),
+            q_stride: (heads + 2 * kv_heads) * head_size,
+            table_stride,
+            page_size,
+            heads,
+            kv_heads,
+            window,
+            scale,
+        };
+        let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
+        // SAFETY: the tiles are there; the rows, sequences and pages in them are the caller's.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    /// silu(gate) · up, of rows with the gate first.
+    pub fn swiglu(
+        &self,
+        gate_up: Slice<'_>,
+        out: Slice<'_>,
+        rows: u32,
+        width: u32,
+        activation: Activation,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "swiglu";
+        holds(OP, "gate and up", gate_up, &[rows as usize, 2 * width as usize, ACTIVATION_BYTES])?;
+        holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
+        let params = SwigluParams { gate_up: gate_up.address(), out: out.address(), rows, width };
+        let launch = swiglu::launch(&params, activation)?;
+        // SAFETY: the slices are as long as the shapes say.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    /// This rank's part of a sum; all ranks put theirs into their queues.
+    pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
+        const OP: &str = "all_reduce";
+        let AllReduce { input, shares, signals, out, failure, values, patience, rank } = *of;
+        super::supported(values.is_multiple_of(8), OP, "values", values as u32, || {
+            "a multiple of 8".to_owned()
+        })?;
+        let ranks = input.len();
+        super::at_most(OP, "ranks", ranks as u32, MAX_RANKS as u32)?;
+        crate::error::expect_len(OP, "shares", ranks, shares.len())?;
+        crate::error::expect_len(OP, "signals", ranks, signals.len())?;
+        let share = (values / 8).div_ceil(ranks.max(1)) * 8;
+        for ((input, shares), signals) in input.iter().zip(shares).zip(signals) {
+            holds(OP, "input", *input, &[values, ACTIVATION_BYTES])?;
+            holds(OP, "shares", *shares, &[share, ACTIVATION_BYTES])?;
+            holds(OP, "signals", *signals, &[SIGNAL_BYTES])?;
+        }
+        holds(OP, "out", out, &[values, ACTIVATION_BYTES])?;
+        holds(OP, "failure", failure, &[4])?;
+        let all = |of: &[Slice<'_>]| {
+            let mut addresses = [Address::NONE; MAX_RANKS];
+            addresses.iter_mut().zip(of).for_each(|(address, slice)| *address = slice.address());
+            addresses
+        };
+        let params = AllReduceParams {
+            input: all(input),
+            shares: all(shares),
+            signals: all(signals),
+            out: out.address(),
+            failure: failure.address(),
+            chunks: (values / 8) as u64,
+            patience,
+            rank: rank as u32,
+            ranks: ranks as u32,
+        };
+        let shots = Shots::for_size((values * ACTIVATION_BYTES) as u64, params.ranks);
+        let launch = all_reduce::launch(&params, shots, activation)?;
+        // SAFETY: the slices are as long as the shapes say.
+        unsafe { self.launch(&launch, &params) }
+    }
+
+    pub fn sample(&self, of: &Sample<'_>) -> Result<(), KernelError> {
+        const OP: &str = "sample";
+        let Sample { logits, rows, adjustments, masks, drawn, adjusted, tokens, row_count, vocabulary } = *of;
+        let count = row_count as usize;
+        holds(OP, "rows", rows, &[count, size_of::<SampleRow>()])?;
+        holds(OP, "room", adjusted, &[count, vocabulary as usize, 4])?;
+        holds(OP, "tokens", tokens, &[count, 4])?;
+        debug_assert!(adjustments.bytes().is_multiple_of(size_of::<Adjustment>()));
+        let params = SampleParams {
+            logits: logits.address(),
+            rows: rows.address(),
+            adjustments: adjustments.address(),
+            masks: masks.address(),
+            drawn: drawn.address(),
+            adjusted: adjusted.address(),
+            tokens: tokens.address(),
+            vocabulary,
+            mask_words: vocabulary.div_ceil(32),
+        };
+        let launch = sample::launch(&params, row_count, Logits::F32)?;
+        // SAFETY: the slices are as long as the shapes say; what the rows name is the caller's.
+        unsafe { self.launch(&launch, &params) }
+    }
+}
+
+fn address(slice: Option<Slice<'_>>) -> Address {
+    slice.map_or(Address::NONE, Slice::address)
+}
+
+fn format_of(table: Table) -> Option<Activation> {
+    match table {
+        Table::Plain => None,
+        Table::Blocks(_, activation) => Some(activation),
+    }
+}
+
+/// That a slice has room for a product of sizes.
+fn holds(op: &'static str, what: &'static str, slice: Slice<'_>, sizes: &[usize]) -> Result<(), KernelError> {
+    let bytes = product(op, what, sizes)?;
+    match bytes <= slice.bytes() {
+        true => Ok(()),
+        false => Err(KernelError::Shape { op, what, expected: bytes, found: slice.bytes() }),
+    }
+}
