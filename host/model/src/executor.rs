@@ -4,6 +4,7 @@
 //! not. It knows no requests.
 
 mod cpu;
+mod cuda;
 mod device;
 #[cfg(test)]
 mod fixture;
@@ -21,12 +22,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use skep_kernels::Isa;
+use skep_kernels::cuda::Activation;
 
 use crate::batch::Batch;
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 pub use cpu::CpuExecutor;
+pub(crate) use cuda::CudaModel;
 pub use device::{DeviceChoice, Ordinals};
 pub use model_weights::ModelWeights;
 use step_logits::StepLogits;
@@ -113,6 +116,8 @@ pub struct ExecutorOptions {
     /// Where threads run. A model that is loaded for several executors gives each its own CPUs.
     pub placement: Placement,
     pub kv: KvDtype,
+    /// On a CUDA device. `None`: as the weights are, or bf16.
+    pub activations: Option<Activation>,
     /// Tokens that the KV pool holds, rounded up to whole pages. `None`: what the device has left, or
     /// [`CPU_KV_TOKENS`] on the processor.
     pub kv_tokens: Option<usize>,
@@ -135,6 +140,7 @@ impl Default for ExecutorOptions {
             isa: None,
             placement: Placement::Free,
             kv: KvDtype::F16,
+            activations: None,
             kv_tokens: None,
             max_batch_tokens: 512,
             max_logit_rows: 64,

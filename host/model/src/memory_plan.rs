@@ -7,6 +7,8 @@ use std::fmt;
 pub struct MemoryPlan {
     pub weight_bytes: u64,
     pub activation_bytes: u64,
+    /// Of a device, for recorded launches and what its driver takes while it runs.
+    pub graph_bytes: u64,
     pub kv_bytes: u64,
 }
 
@@ -16,26 +18,26 @@ impl MemoryPlan {
         plans.into_iter().fold(MemoryPlan::default(), |sum, plan| MemoryPlan {
             weight_bytes: sum.weight_bytes.max(plan.weight_bytes),
             activation_bytes: sum.activation_bytes.saturating_add(plan.activation_bytes),
+            graph_bytes: sum.graph_bytes.saturating_add(plan.graph_bytes),
             kv_bytes: sum.kv_bytes.saturating_add(plan.kv_bytes),
         })
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.weight_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
+        let rest = self.activation_bytes.saturating_add(self.graph_bytes).saturating_add(self.kv_bytes);
+        self.weight_bytes.saturating_add(rest)
     }
 }
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        write!(
-            f,
-            "weights {:.1} MiB + activations {:.1} MiB + KV cache {:.1} MiB = {:.1} MiB",
-            mib(self.weight_bytes),
-            mib(self.activation_bytes),
-            mib(self.kv_bytes),
-            mib(self.total_bytes())
-        )
+        let (weights, activations) = (mib(self.weight_bytes), mib(self.activation_bytes));
+        write!(f, "weights {weights:.1} MiB + activations {activations:.1} MiB")?;
+        if self.graph_bytes > 0 {
+            write!(f, " + graphs {:.1} MiB", mib(self.graph_bytes))?;
+        }
+        write!(f, " + KV cache {:.1} MiB = {:.1} MiB", mib(self.kv_bytes), mib(self.total_bytes()))
     }
 }
 
@@ -45,14 +47,21 @@ mod tests {
 
     #[test]
     fn one_line_names_every_use_and_the_sum() {
-        let plan = MemoryPlan { weight_bytes: 1 << 20, activation_bytes: 1 << 19, kv_bytes: 1 << 21 };
+        let plan = MemoryPlan {
+            weight_bytes: 1 << 20,
+            activation_bytes: 1 << 19,
+            kv_bytes: 1 << 21,
+            ..MemoryPlan::default()
+        };
         assert_eq!(plan.to_string(), "weights 1.0 MiB + activations 0.5 MiB + KV cache 2.0 MiB = 3.5 MiB");
+        let with_graphs = MemoryPlan { graph_bytes: 1 << 20, ..plan };
+        assert!(with_graphs.to_string().contains("0.5 MiB + graphs 1.0 MiB + KV cache 2.0 MiB = 4.5 MiB"));
     }
 
     #[test]
     fn replicas_count_their_weights_once() {
-        let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1 };
-        let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3 };
+        let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1, graph_bytes: 2 };
+        let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3, graph_bytes: 6 };
         assert_eq!(MemoryPlan::of_replicas(&[plan; 3]), together);
     }
 }

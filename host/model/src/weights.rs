@@ -150,7 +150,7 @@ impl<'a> WeightLoader<'a> {
 }
 
 /// The bytes of a part of a matrix, and its columns.
-fn part<'a>(
+pub(crate) fn part<'a>(
     tensor: &Tensor<'a>,
     columns: usize,
     plan: &ShardPlan,

@@ -13,6 +13,13 @@ pub struct Memory {
     pub total: u64,
 }
 
+/// Where the modules of a device came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    pub cached: usize,
+    pub compiled: usize,
+}
+
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -28,6 +35,8 @@ pub(super) enum Way {
 /// Of all unsafe functions: addresses are valid for so many bytes until the queue has been waited for, and handles were given
 /// by a backend of this kind and not given back.
 pub(super) trait Backend: Send + Sync {
+    /// Waits until all kernels are loaded; launches wait by themselves.
+    fn ready(&self) -> Result<Loaded, KernelError>;
     /// For people.
     fn name(&self) -> String;
     fn multiprocessors(&self) -> u32;
@@ -49,6 +58,8 @@ pub(super) trait Backend: Send + Sync {
     unsafe fn record(&self, event: u64) -> Result<(), KernelError>;
     /// Lets this queue wait for what was recorded in another one before.
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError>;
+    /// Until what was put into the queue before the event is done.
+    unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError>;
     /// Milliseconds between two recorded events that have both passed.
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError>;
 

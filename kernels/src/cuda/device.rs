@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::architecture::Architecture;
-pub use super::backend::Memory;
 use super::backend::{Backend, Way};
-use super::compile::{Compiler, Module, Origin};
+pub use super::backend::{Loaded, Memory};
+use super::compile::{Compiler, Module};
 use super::driver::DriverStream;
 #[cfg(any(test, feature = "emulated"))]
 pub use super::emulated::Emulation;
@@ -22,14 +22,6 @@ use crate::{KernelError, gpu};
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<dyn Backend>,
-    loaded: Loaded,
-}
-
-/// Where the modules of an opened device came from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
-    pub cached: usize,
-    pub compiled: usize,
 }
 
 /// Memory of a device.
@@ -63,16 +55,17 @@ pub struct Event {
     device: Device,
 }
 
-/// Launches that are done again with one call.
+/// Launches that are done again with one call. It keeps the buffers alive that it was given: those that the launches use.
 pub struct Recording {
     handle: u64,
     device: Device,
+    _buffers: Vec<Arc<DeviceBuffer>>,
 }
 
 impl Device {
-    /// Opens the n-th device of this machine and loads all kernels for it. Sources are compiled on several threads at once,
-    /// unless the compiler's cache has them.
-    pub fn open(ordinal: usize, compiler: &Compiler) -> Result<Self, KernelError> {
+    /// Opens the n-th device of this machine. Its kernels are compiled meanwhile, on several threads at once, unless the
+    /// compiler's cache has them.
+    pub fn open(ordinal: usize, compiler: &Arc<Compiler>) -> Result<Self, KernelError> {
         let devices = gpu::probe().map_err(|reason| KernelError::NoDevice { reason })?;
         let count = devices.len();
         let Some(info) = devices.get(ordinal) else {
@@ -81,19 +74,20 @@ impl Device {
         };
         let (major, minor) = info.compute_capability;
         let architecture = Architecture::of_device(major, minor)?;
-        let mut stream = DriverStream::open(ordinal, format!("cuda:{ordinal} ({})", info.name))?;
-        let modules = modules(compiler, architecture)?;
-        modules.iter().try_for_each(|module| stream.load(module))?;
-        let cached = modules.iter().filter(|module| module.origin == Origin::Cache).count();
-        let loaded = Loaded { cached, compiled: modules.len() - cached };
-        Ok(Device { backend: Arc::new(stream), loaded })
+        let compiler = compiler.clone();
+        let compiling = std::thread::Builder::new()
+            .name("skep-kernel-compiler".to_owned())
+            .spawn(move || modules(&compiler, architecture))
+            .map_err(|error| KernelError::Thread { reason: error.to_string() })?;
+        let name = format!("cuda:{ordinal} ({})", info.name);
+        Ok(Device { backend: Arc::new(DriverStream::open(ordinal, name, compiling)?) })
     }
 
     /// One whose kernels run on the processor, for tests.
     #[cfg(any(test, feature = "emulated"))]
     pub fn emulated(emulation: Emulation) -> Self {
         let stream = super::emulated::EmulatedStream::new(emulation);
-        Device { backend: Arc::new(stream), loaded: Loaded::default() }
+        Device { backend: Arc::new(stream) }
     }
 
     /// For people.
@@ -101,8 +95,9 @@ impl Device {
         self.backend.name()
     }
 
-    pub fn loaded(&self) -> Loaded {
-        self.loaded
+    /// Waits until all kernels are loaded, which launches do by themselves: from here on they take no more memory.
+    pub fn ready(&self) -> Result<Loaded, KernelError> {
+        self.backend.ready()
     }
 
     pub fn multiprocessors(&self) -> u32 {
@@ -157,6 +152,14 @@ impl Device {
         unsafe { self.backend.copy(Way::Down, to.at.add(at) as u64, from.address, from.bytes) }
     }
 
+    /// The bytes of a slice, as they are when all that was put into the queue before is done.
+    pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
+        crate::error::expect_len("copy from the device", "length", from.bytes, bytes.len())?;
+        // SAFETY: as many bytes as the slice has; they are waited for while they are borrowed.
+        unsafe { self.backend.copy(Way::Down, bytes.as_mut_ptr() as u64, from.address, from.bytes) }?;
+        self.synchronize()
+    }
+
     /// Copies between slices of this device, or from another one that it reaches.
     pub fn copy(&self, from: Slice<'_>, to: Slice<'_>) -> Result<(), KernelError> {
         crate::error::expect_len("copy on the device", "length", to.bytes, from.bytes)?;
@@ -194,11 +197,15 @@ impl Device {
     }
 
     /// Remembers what `work` puts into the queue instead of doing it.
-    pub fn record(&self, work: impl FnOnce() -> Result<(), KernelError>) -> Result<Recording, KernelError> {
+    pub fn record(
+        &self,
+        buffers: Vec<Arc<DeviceBuffer>>,
+        work: impl FnOnce() -> Result<(), KernelError>,
+    ) -> Result<Recording, KernelError> {
         self.backend.begin_recording()?;
         let worked = work();
         let recorded = self.backend.end_recording();
-        let recording = Recording { handle: recorded?, device: self.clone() };
+        let recording = Recording { handle: recorded?, device: self.clone(), _buffers: buffers };
         worked.map(|()| recording)
     }
 
@@ -236,13 +243,7 @@ impl DeviceBuffer {
 
     /// The whole, as it is when all that was put into the queue before is done.
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), KernelError> {
-        crate::error::expect_len("copy from the device", "length", self.bytes, bytes.len())?;
-        // SAFETY: as above.
-        unsafe {
-            let to = bytes.as_mut_ptr() as u64;
-            self.device.backend.copy(Way::Down, to, self.address, self.bytes)
-        }?;
-        self.device.synchronize()
+        self.device.read(self.slice(), bytes)
     }
 }
 
@@ -297,6 +298,12 @@ impl Event {
         unsafe { self.device.backend.record(self.handle) }
     }
 
+    /// Waits until what was recorded is done; at once if nothing was.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        // SAFETY: the event is alive.
+        unsafe { self.device.backend.wait_for_event(self.handle) }
+    }
+
     /// Until another event of the same device, which was recorded later; both have passed.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, KernelError> {
         // SAFETY: both are alive.
@@ -313,11 +320,8 @@ impl Drop for Event {
 
 impl Recording {
     /// Puts what was recorded into the queue.
-    ///
-    /// # Safety
-    /// The buffers that were used when it was recorded are still there.
-    pub unsafe fn replay(&self) -> Result<(), KernelError> {
-        // SAFETY: the recording is alive, and the caller vouches for its buffers.
+    pub fn replay(&self) -> Result<(), KernelError> {
+        // SAFETY: the recording is alive, and so are its buffers.
         unsafe { self.device.backend.replay(self.handle) }
     }
 }
@@ -356,7 +360,10 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_an_error() {
-        let error = Device::open(1000, &on_device::compiler()).err().expect("nobody has so many").to_string();
+        let error = Device::open(1000, &Arc::new(on_device::compiler()))
+            .err()
+            .expect("nobody has so many")
+            .to_string();
         assert!(error.contains("1000") || error.contains("driver"), "{error}");
     }
 
@@ -407,16 +414,16 @@ mod tests {
     fn copies_events_and_recordings_keep_their_order() {
         with_devices(|device| {
             let mut host = device.host_buffer(8).unwrap();
-            let buffers = [0, 1, 2].map(|_| device.zeroed(8).unwrap());
-            let recording = device.record(|| device.copy(buffers[0].slice(), buffers[1].slice())).unwrap();
+            let buffers = [0, 1, 2].map(|_| Arc::new(device.zeroed(8).unwrap()));
+            let copy = || device.copy(buffers[0].slice(), buffers[1].slice());
+            let recording = device.record(buffers.to_vec(), copy).unwrap();
             let begun = device.event().unwrap();
             begun.record().unwrap();
             for value in [3, 4] {
                 device.synchronize().unwrap();
                 host.bytes_mut().fill(value);
                 device.upload(&host, 0, buffers[0].slice()).unwrap();
-                // SAFETY: the buffers are still there.
-                unsafe { recording.replay() }.unwrap();
+                recording.replay().unwrap();
             }
             let event = device.event().unwrap();
             event.record().unwrap();

@@ -1,25 +1,37 @@
 //! A device of NVIDIA's driver: its primary context, one stream, and the kernels that were loaded into it.
 //!
-//! Invariant: the context is current on a thread before any call that needs it, whichever thread that is.
+//! Kernels are compiled while weights are already copied. Invariant: the context is current on a thread before any call that needs it, whichever thread that is.
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 
 use cudarc::driver::{result, sys};
 use result::DriverError;
 
 use super::Launch;
-use super::backend::{Backend, Memory, Way};
-use super::compile::Module;
+use super::backend::{Backend, Loaded, Memory, Way};
+use super::compile::{Module, Origin};
 use crate::KernelError;
 
 pub(super) struct DriverStream {
-    kernels: HashMap<String, Kernel>,
-    modules: Vec<sys::CUmodule>,
+    code: OnceLock<Code>,
+    /// Until the kernels are loaded.
+    compiling: Mutex<Option<Compiling>>,
     name: String,
     multiprocessors: u32,
     /// After what is in its context.
     queue: Queue,
+}
+
+type Compiling = JoinHandle<Result<Vec<Module>, KernelError>>;
+
+/// What was loaded into the context.
+struct Code {
+    kernels: HashMap<String, Kernel>,
+    modules: Vec<sys::CUmodule>,
+    loaded: Loaded,
 }
 
 /// A retained context with a stream.
@@ -42,14 +54,35 @@ unsafe impl Send for DriverStream {}
 unsafe impl Sync for DriverStream {}
 
 impl DriverStream {
-    pub(super) fn open(ordinal: usize, name: String) -> Result<Self, KernelError> {
+    /// `compiling` gives the modules.
+    pub(super) fn open(ordinal: usize, name: String, compiling: Compiling) -> Result<Self, KernelError> {
         let queue = Queue::new(ordinal)?;
         let multiprocessors =
             queue.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(DriverStream { kernels: HashMap::new(), modules: Vec::new(), name, multiprocessors, queue })
+        let compiling = Mutex::new(Some(compiling));
+        Ok(DriverStream { code: OnceLock::new(), compiling, name, multiprocessors, queue })
     }
 
-    pub(super) fn load(&mut self, module: &Module) -> Result<(), KernelError> {
+    /// The kernels, once they are compiled.
+    fn code(&self) -> Result<&Code, KernelError> {
+        if let Some(code) = self.code.get() {
+            return Ok(code);
+        }
+        let mut compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = self.code.get() {
+            return Ok(code);
+        }
+        let failed =
+            || KernelError::Driver { call: "cuModuleLoadData", reason: "it failed before".to_owned() };
+        let modules = compiling.take().ok_or_else(failed)?.join().map_err(|_| failed())??;
+        let cached = modules.iter().filter(|module| module.origin == Origin::Cache).count();
+        let loaded = Loaded { cached, compiled: modules.len() - cached };
+        let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded };
+        modules.iter().try_for_each(|module| self.load(module, &mut code))?;
+        Ok(self.code.get_or_init(|| code))
+    }
+
+    fn load(&self, module: &Module, code: &mut Code) -> Result<(), KernelError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST_SHARED;
         self.queue.bind()?;
         let in_a_block = self
@@ -58,7 +91,7 @@ impl DriverStream {
         // SAFETY: a whole cubin, which says itself how long it is.
         let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
             .map_err(|error| failed("cuModuleLoadData", error))?;
-        self.modules.push(handle);
+        code.modules.push(handle);
         for usage in &module.kernels {
             let name = CString::new(usage.kernel.as_str()).expect("a name has no zero byte");
             let most_shared_bytes = in_a_block.saturating_sub(usage.shared_bytes);
@@ -70,13 +103,17 @@ impl DriverStream {
                     .map_err(|error| failed("cuFuncSetAttribute", error))?;
                 function
             };
-            self.kernels.insert(usage.kernel.clone(), Kernel { function, most_shared_bytes });
+            code.kernels.insert(usage.kernel.clone(), Kernel { function, most_shared_bytes });
         }
         Ok(())
     }
 }
 
 impl Backend for DriverStream {
+    fn ready(&self) -> Result<Loaded, KernelError> {
+        self.code().map(|code| code.loaded)
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -146,7 +183,7 @@ impl Backend for DriverStream {
 
     unsafe fn launch(&self, launch: &Launch, params: *const u8, _bytes: usize) -> Result<(), KernelError> {
         let Launch { kernel, grid, block, shared_bytes } = launch;
-        let Some(Kernel { function, most_shared_bytes }) = self.kernels.get(kernel).copied() else {
+        let Some(Kernel { function, most_shared_bytes }) = self.code()?.kernels.get(kernel).copied() else {
             return Err(KernelError::NoKernel { kernel: kernel.clone() });
         };
         let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
@@ -193,6 +230,13 @@ impl Backend for DriverStream {
         // SAFETY: made by a device of this kind, and both are alive.
         unsafe { result::stream::wait_event(self.queue.stream, event as sys::CUevent, flags) }
             .map_err(|error| failed("cuStreamWaitEvent", error))
+    }
+
+    unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError> {
+        self.queue.bind()?;
+        // SAFETY: made above, and alive.
+        unsafe { result::event::synchronize(event as sys::CUevent) }
+            .map_err(|error| failed("cuEventSynchronize", error))
     }
 
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
@@ -281,7 +325,7 @@ impl Drop for DriverStream {
     fn drop(&mut self) {
         // A failure was reported to whoever waited for it; kernels that still run have to end before their code goes.
         let _ = self.queue.synchronize();
-        for module in self.modules.drain(..) {
+        for module in self.code.take().map(|code| code.modules).unwrap_or_default() {
             // SAFETY: loaded once, and nothing of it runs any more.
             let _ = unsafe { result::module::unload(module) };
         }

@@ -14,7 +14,7 @@ use std::time::Instant;
 use skep_cuda_host::Order;
 
 use super::Launch;
-use super::backend::{Backend, Memory, Way};
+use super::backend::{Backend, Loaded, Memory, Way};
 use crate::KernelError;
 
 /// What a device has that it is planned with.
@@ -62,6 +62,20 @@ struct EventState {
     recorded: u64,
     reached: u64,
     at: Option<Instant>,
+}
+
+impl Event {
+    fn wait(&self) {
+        let number = lock(&self.state).recorded;
+        self.wait_until(number);
+    }
+
+    fn wait_until(&self, number: u64) {
+        let mut state = lock(&self.state);
+        while state.reached < number {
+            state = self.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 impl EmulatedStream {
@@ -125,10 +139,7 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
             event.reached.notify_all();
         }
         Job::Wait { event, number } => {
-            let mut state = lock(&event.state);
-            while state.reached < number {
-                state = event.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
+            event.wait_until(number);
         }
         // Whoever waited may have given up.
         Job::Done(done) => drop(done.send(())),
@@ -137,6 +148,10 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
 }
 
 impl Backend for EmulatedStream {
+    fn ready(&self) -> Result<Loaded, KernelError> {
+        Ok(Loaded::default())
+    }
+
     fn name(&self) -> String {
         "emulated".to_owned()
     }
@@ -236,6 +251,12 @@ impl Backend for EmulatedStream {
         let event = unsafe { borrowed(event) };
         let number = lock(&event.state).recorded;
         self.put(Job::Wait { event, number })
+    }
+
+    unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError> {
+        // SAFETY: made above, and not given back.
+        unsafe { borrowed(event) }.wait();
+        lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {

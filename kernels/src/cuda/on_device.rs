@@ -6,7 +6,7 @@
 //! `SKEP_REQUIRE_GPU=1` makes the absence of a device a failure.
 
 use std::cell::{OnceCell, RefCell};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use super::compile::Compiler;
 use super::device::Device;
@@ -41,7 +41,7 @@ pub(super) fn with(run: impl FnOnce(&Device)) {
 
 fn open() -> Option<Device> {
     match gpu::probe().map_err(|reason| KernelError::NoDevice { reason }) {
-        Ok(_) => Some(Device::open(0, &compiler()).unwrap_or_else(|error| panic!("{error}"))),
+        Ok(_) => Some(Device::open(0, &Arc::new(compiler())).unwrap_or_else(|error| panic!("{error}"))),
         Err(error) => {
             assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{error}");
             static SAID: Once = Once::new();

@@ -88,7 +88,7 @@ pub(super) fn memory_plan(
         kv_bytes = kv_bytes.saturating_add(layer as u64);
     }
     let activation_bytes = values.saturating_mul(4).saturating_add(quantised) as u64;
-    Ok(MemoryPlan { weight_bytes: 0, activation_bytes, kv_bytes })
+    Ok(MemoryPlan { activation_bytes, kv_bytes, ..MemoryPlan::default() })
 }
 
 impl KvDtype {

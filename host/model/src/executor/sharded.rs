@@ -284,7 +284,7 @@ fn sum_of_ranks(
     let mut plan = MemoryPlan {
         weight_bytes: weights.bytes,
         activation_bytes: buffers.saturating_add(StepLogits::byte_len(limits)),
-        kv_bytes: 0,
+        ..MemoryPlan::default()
     };
     for model in &weights.parts {
         let rank = memory_plan(model, limits, options, config.head_size)?;

@@ -1,0 +1,329 @@
+//! The executor that runs a model on CUDA devices: its own kernels, in the order of each device's queue.
+//!
+//! One thread drives all ranks. It puts a step into their queues and goes on; only drawing waits, for the tokens. Steps that
+//! decode one row of each sequence are recorded once for each shape and replayed. Invariant: all memory is taken before the
+//! first step; what does not fit is refused then.
+
+mod draw;
+mod layout;
+mod rank;
+mod rooms;
+mod start;
+mod step;
+mod weights;
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+
+use skep_kernels::Isa;
+use skep_kernels::KernelError;
+use skep_kernels::cuda::device::{HostBuffer, Recording};
+use skep_kernels::cuda::operation::Sample;
+use skep_kernels::cuda::sample::NONE;
+
+use super::limits::check;
+use super::{Executor, ExecutorLimits, pipeline};
+use crate::batch::Batch;
+use crate::communicator::RankFault;
+use crate::error::ModelError;
+use crate::memory_plan::MemoryPlan;
+use crate::sampling::{LogitRow, RowOutput, draw};
+use draw::Draw;
+use rank::{Peers, Rank};
+pub(crate) use start::CudaModel;
+use step::{Cuts, DecodeShape, Step};
+
+/// Shapes that recordings are kept of; steps of others are put into the queues launch by launch.
+const MOST_RECORDINGS: usize = 128;
+/// Rows of a micro-batch are worth a pass over the weights of a stage.
+const MICRO_BATCH_ROWS: usize = 256;
+
+pub struct CudaExecutor {
+    /// Stage by stage. Recordings are dropped before what they use.
+    recordings: HashMap<DecodeShape, Vec<Vec<Recording>>>,
+    stages: Vec<Vec<Rank>>,
+    cuts: Cuts,
+    /// Where steps are copied from in turn, and which is next.
+    inputs: [HostBuffer; 2],
+    next_input: usize,
+    packed: Vec<u8>,
+    draw_input: HostBuffer,
+    drawn: HostBuffer,
+    logit_rows: usize,
+    /// The logits of the last step, once the host needs them.
+    logits: OnceCell<Vec<f32>>,
+    isa: Isa,
+    limits: ExecutorLimits,
+    plan: MemoryPlan,
+}
+
+impl CudaExecutor {
+    fn leader(&self) -> &Rank {
+        &self.stages[self.stages.len() - 1][0]
+    }
+
+    /// Puts a part of the step into the queues of all ranks. Its logits begin at row `first`.
+    fn put(&mut self, batch: &Batch, first: usize) -> Result<usize, ModelError> {
+        let step = self.cuts.pack(batch, &mut self.packed);
+        self.copy_inputs(&step)?;
+        let recorded = first == 0 && self.record(&step)?;
+        for stage in 0..self.stages.len() {
+            let ranks = &self.stages[stage];
+            for own in 0..ranks.len() {
+                if stage > 0 {
+                    Peers { ranks, own }.take_over(&self.stages[stage - 1][own], step.rows)?;
+                }
+                if let Some(next) = self.stages.get(stage + 1) {
+                    ranks[own].device.wait(&next[own].handed_on)?;
+                }
+            }
+            match step.shape.filter(|_| recorded).and_then(|shape| self.recordings.get(&shape)) {
+                Some(recordings) => recordings[stage].iter().try_for_each(Recording::replay)?,
+                None => self.launch(stage, &step, first)?,
+            }
+            for rank in ranks {
+                rank.done.record()?;
+            }
+        }
+        Ok(step.logit_rows)
+    }
+
+    fn copy_inputs(&mut self, step: &Step) -> Result<(), ModelError> {
+        let input = self.next_input;
+        self.next_input ^= 1;
+        for rank in self.stages.iter().flatten() {
+            rank.copied[input].synchronize()?;
+        }
+        self.inputs[input].bytes_mut()[..step.bytes].copy_from_slice(&self.packed);
+        for rank in self.stages.iter().flatten() {
+            rank.device.upload(&self.inputs[input], 0, rank.inputs(step.bytes)?)?;
+            rank.copied[input].record()?;
+        }
+        Ok(())
+    }
+
+    /// All launches of a stage, layer by layer, so that no rank's queue fills up while it waits for another.
+    fn launch(&self, stage: usize, step: &Step, first: usize) -> Result<(), ModelError> {
+        let ranks = &self.stages[stage];
+        let each = || (0..ranks.len()).map(|own| Peers { ranks, own });
+        for peers in each() {
+            begin(peers, step)?;
+        }
+        for layer in 0..ranks[0].weights.layout.layers.len() {
+            for peers in each() {
+                peers.layer(layer, step, stage > 0 || layer > 0)?;
+            }
+        }
+        each().try_for_each(|peers| self.exit(peers, step, first))
+    }
+
+    fn exit(&self, peers: Peers<'_>, step: &Step, first: usize) -> Result<(), ModelError> {
+        let leader = self.leader();
+        match &leader.logits {
+            Some(logits) => peers.exit(step, logits.slice(), first),
+            None => Ok(()),
+        }
+    }
+
+    /// Records a step of a shape, unless that was done. Whether there is a recording of it.
+    fn record(&mut self, step: &Step) -> Result<bool, ModelError> {
+        let Some(shape) = step.shape else { return Ok(false) };
+        if self.recordings.contains_key(&shape) {
+            return Ok(true);
+        }
+        if self.recordings.len() == MOST_RECORDINGS {
+            return Ok(false);
+        }
+        let mut of_stages = Vec::new();
+        for (stage, ranks) in self.stages.iter().enumerate() {
+            let mut of_ranks = Vec::new();
+            for own in 0..ranks.len() {
+                let peers = Peers { ranks, own };
+                let mut failure = None;
+                let whole = || {
+                    begin(peers, step)?;
+                    for layer in 0..ranks[own].weights.layout.layers.len() {
+                        peers.layer(layer, step, stage > 0 || layer > 0)?;
+                    }
+                    self.exit(peers, step, 0)
+                };
+                // Those of all ranks: they write to each other's.
+                let buffers = self.stages.iter().flatten().flat_map(Rank::buffers).collect();
+                let recording = ranks[own].device.record(buffers, || {
+                    whole().map_err(|error| {
+                        let reason = error.to_string();
+                        failure = Some(error);
+                        KernelError::Driver { call: "record", reason }
+                    })
+                });
+                of_ranks.push(match failure {
+                    Some(error) => return Err(error),
+                    None => recording?,
+                });
+            }
+            of_stages.push(of_ranks);
+        }
+        self.recordings.insert(shape, of_stages);
+        Ok(true)
+    }
+
+    /// Waits for the step on all ranks.
+    fn finish(&self) -> Result<(), ModelError> {
+        for rank in self.stages.iter().flatten().rev() {
+            rank.device.synchronize()?;
+        }
+        self.check_ranks()
+    }
+
+    /// Whether a rank waited for another in vain.
+    fn check_ranks(&self) -> Result<(), ModelError> {
+        for ranks in self.stages.iter().filter(|ranks| ranks.len() > 1) {
+            for rank in ranks {
+                let mut word = [0; 4];
+                rank.device.read(rank.failure()?, &mut word)?;
+                let missing = u32::from_le_bytes(word);
+                if missing > 0 {
+                    let deadline = std::time::Duration::from_micros(rank.shape.patience_us);
+                    return Err(ModelError::Rank {
+                        rank: missing as usize - 1,
+                        fault: RankFault::Stalled { deadline },
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokens of the rows that the device draws, each with its place among those asked for.
+    fn draw(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<(usize, u32)>, ModelError> {
+        let vocabulary = self.limits.vocabulary_size;
+        let mut packed = std::mem::take(&mut self.packed);
+        let draw = Draw::pack(rows, vocabulary, &mut packed);
+        let count = draw.rows.len();
+        if count > 0 {
+            self.draw_input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
+            let stage = self.stages.len() - 1;
+            let leader = &self.stages[stage][0];
+            for other in &self.stages[stage][1..] {
+                leader.device.wait(&other.done)?;
+            }
+            let [inputs, adjusted, tokens, logits] = leader.draw_rooms(packed.len(), count)?;
+            leader.device.upload(&self.draw_input, 0, inputs)?;
+            let sample = Sample {
+                logits,
+                rows: inputs.part(draw.row_bytes)?,
+                adjustments: inputs.part(draw.adjustments)?,
+                masks: inputs.part(draw.masks)?,
+                // No row has a token that the host does not know yet.
+                drawn: tokens,
+                adjusted,
+                tokens,
+                row_count: weights::size(count)?,
+                vocabulary: weights::size(vocabulary)?,
+            };
+            leader.device.sample(&sample)?;
+            leader.device.download(tokens, &mut self.drawn, 0)?;
+            leader.device.synchronize()?;
+            self.check_ranks()?;
+        }
+        self.packed = packed;
+        let tokens = self
+            .drawn
+            .bytes()
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        Ok(draw.rows.into_iter().zip(tokens).collect())
+    }
+}
+
+/// What comes before the first layer.
+fn begin(peers: Peers<'_>, step: &Step) -> Result<(), ModelError> {
+    match &peers.rank().weights.layout.entry {
+        Some(table) => peers.enter(table, step),
+        None => Ok(()),
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        self.logit_rows = 0;
+        self.logits.take();
+        check(batch, &self.limits)?;
+        let tokens = batch.token_count();
+        if tokens == 0 {
+            return Ok(());
+        }
+        let pieces = match self.stages.len() {
+            1 => 1,
+            stages => (tokens / MICRO_BATCH_ROWS).clamp(1, stages),
+        };
+        let mut rows = 0;
+        if pieces == 1 {
+            rows = self.put(batch, 0)?;
+        } else {
+            for piece in pipeline::split(batch, pieces) {
+                rows += self.put(&piece, rows)?;
+            }
+        }
+        self.logit_rows = rows;
+        // Nobody else would wait for it.
+        if rows == 0 { self.finish() } else { Ok(()) }
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        if row >= self.logit_rows {
+            let problem = format!("logit row {row} of a step with {} rows", self.logit_rows);
+            return Err(ModelError::Batch { problem });
+        }
+        let width = self.limits.vocabulary_size;
+        let all = match self.logits.get() {
+            Some(all) => all,
+            None => {
+                self.finish()?;
+                let mut bytes = vec![0; self.logit_rows * width * 4];
+                let leader = self.leader();
+                if let Some(logits) = &leader.logits {
+                    leader.device.read(logits.slice().part(0..bytes.len())?, &mut bytes)?;
+                }
+                let values = bytes
+                    .chunks_exact(4)
+                    .map(|value| f32::from_le_bytes([value[0], value[1], value[2], value[3]]));
+                self.logits.get_or_init(|| values.collect())
+            }
+        };
+        Ok(&all[row * width..][..width])
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        for row in rows.iter().filter(|row| row.row() >= self.logit_rows) {
+            let problem = format!("logit row {} of a step with {} rows", row.row(), self.logit_rows);
+            return Err(ModelError::Batch { problem });
+        }
+        let mut outputs: Vec<Option<RowOutput>> = vec![None; rows.len()];
+        for (index, token) in self.draw(rows)? {
+            if token == NONE {
+                let problem =
+                    format!("row {}: the mask, bans and logits leave no token to choose", rows[index].row());
+                return Err(ModelError::Batch { problem });
+            }
+            outputs[index] = Some(RowOutput { token, logprob: None, top: Vec::new() });
+        }
+        let outputs = outputs.into_iter().zip(rows).map(|(drawn, row)| match drawn {
+            Some(drawn) => Ok(drawn),
+            None => draw(self.isa, self.logits(row.row())?, row),
+        });
+        outputs.collect()
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+}
+
+#[cfg(test)]
+#[path = "cuda_tests.rs"]
+mod tests;

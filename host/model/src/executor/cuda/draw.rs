@@ -1,0 +1,178 @@
+//! What is drawn on the device, said to its kernel: rows, what their histories say about tokens, and masks.
+//!
+//! Invariant: the kernel chooses as `sampling.rs` does. A row that asks for more than a token is left to the host.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use skep_kernels::cuda::sample::{self, Adjustment, BANNED, SEEN};
+
+use super::rooms::MOST_ADJUSTMENTS;
+use crate::sampling::{LogitRow, SampleRow};
+
+const ALIGNMENT: usize = 256;
+
+/// The arrays of a draw, and which rows of it they are.
+pub(super) struct Draw {
+    /// Indices into what was asked for, in the order of the drawn tokens.
+    pub(super) rows: Vec<usize>,
+    pub(super) row_bytes: Range<usize>,
+    pub(super) adjustments: Range<usize>,
+    pub(super) masks: Range<usize>,
+}
+
+impl Draw {
+    /// Packs those rows that the device can draw. `room` is cleared.
+    pub(super) fn pack(asked: &[LogitRow<'_>], vocabulary: usize, room: &mut Vec<u8>) -> Self {
+        let mut rows = Vec::new();
+        let (mut packed, mut adjustments, mut masks) = (Vec::new(), Vec::new(), Vec::new());
+        let words = vocabulary.div_ceil(32);
+        let mut mask_count = 0;
+        for (index, asked) in asked.iter().enumerate() {
+            let LogitRow::Sample(row) = asked else { continue };
+            if row.top_logprobs.is_some() || row.sampling.validate().is_err() {
+                continue;
+            }
+            let own = adjustments_of(row, vocabulary);
+            if adjustments.len() + own.len() > MOST_ADJUSTMENTS {
+                continue;
+            }
+            let first_adjustment = adjustments.len() as u32;
+            adjustments.extend(own);
+            let mask = row.mask.map_or(sample::NONE, |mask| {
+                // What the mask does not reach is not allowed.
+                masks.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(words));
+                mask_count += 1;
+                mask_count - 1
+            });
+            packed.push(device_row(row, mask, first_adjustment..adjustments.len() as u32));
+            rows.push(index);
+        }
+        room.clear();
+        let row_bytes = put(room, packed.iter().flat_map(row_words));
+        let adjustments = put(room, adjustments.iter().flat_map(adjustment_words));
+        let masks = put(room, masks.into_iter());
+        Draw { rows, row_bytes, adjustments, masks }
+    }
+}
+
+fn device_row(row: &SampleRow<'_>, mask: u32, adjustments: Range<u32>) -> sample::SampleRow {
+    let sampling = row.sampling;
+    sample::SampleRow {
+        seed: row.seed,
+        step: row.step,
+        logits: row.row as u32,
+        mask,
+        first_adjustment: adjustments.start,
+        last_adjustment: adjustments.end,
+        pending: sample::NONE,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        temperature: sampling.temperature,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+    }
+}
+
+/// Each token once, whatever says something about it.
+fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
+    let sampling = row.sampling;
+    let mut of_tokens: BTreeMap<u32, Adjustment> = BTreeMap::new();
+    let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
+        if (token as usize) < vocabulary {
+            let none = Adjustment { token, occurrences: 0, bias: 0.0, kind: 0 };
+            change(of_tokens.entry(token).or_insert(none));
+        }
+    };
+    if sampling.repetition_penalty != 1.0 {
+        row.prompt.iter().chain(row.output).for_each(|token| of(*token, &|found| found.kind |= SEEN));
+    }
+    if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
+        row.output.iter().for_each(|token| of(*token, &|found| found.occurrences += 1));
+    }
+    for (token, bias) in &sampling.logit_bias {
+        of(*token, &|found| found.bias += bias);
+    }
+    row.banned.iter().for_each(|token| of(*token, &|found| found.kind |= BANNED));
+    of_tokens.into_values().collect()
+}
+
+/// As the kernel's struct lies in memory.
+fn row_words(row: &sample::SampleRow) -> [u32; 16] {
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([a, b], [c, d]) = (halves(row.seed), halves(row.step));
+    let (logits, mask, first, last) = (row.logits, row.mask, row.first_adjustment, row.last_adjustment);
+    let floats = [
+        row.top_p,
+        row.min_p,
+        row.temperature,
+        row.frequency_penalty,
+        row.presence_penalty,
+        row.repetition_penalty,
+    ]
+    .map(f32::to_bits);
+    let [e, f, g, h, i, j] = floats;
+    [a, b, c, d, logits, mask, first, last, row.pending, row.top_k, e, f, g, h, i, j]
+}
+
+fn adjustment_words(adjustment: &Adjustment) -> [u32; 4] {
+    [adjustment.token, adjustment.occurrences, adjustment.bias.to_bits(), adjustment.kind]
+}
+
+fn put(room: &mut Vec<u8>, words: impl Iterator<Item = u32>) -> Range<usize> {
+    let start = room.len().next_multiple_of(ALIGNMENT);
+    room.resize(start, 0);
+    words.for_each(|word| room.extend(word.to_le_bytes()));
+    start..room.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Sampling, ScoreRow};
+
+    #[test]
+    fn a_row_lies_in_memory_as_the_kernel_reads_it() {
+        assert_eq!(size_of::<sample::SampleRow>(), 64);
+        assert_eq!(size_of::<Adjustment>(), 16);
+    }
+
+    #[test]
+    fn what_a_history_says_about_a_token_is_said_once_and_the_rest_is_the_hosts() {
+        let sampling = Sampling {
+            frequency_penalty: 0.5,
+            repetition_penalty: 1.5,
+            logit_bias: vec![(7, 2.0), (900, 1.0)],
+            ..Sampling::default()
+        };
+        let row = SampleRow {
+            row: 3,
+            sampling: &sampling,
+            seed: 1 << 40,
+            step: 2,
+            mask: Some(&[5]),
+            banned: &[9],
+            prompt: &[1],
+            output: &[7, 7],
+            top_logprobs: None,
+        };
+        let with_logprobs = SampleRow { top_logprobs: Some(1), ..row.clone() };
+        let asked = [
+            LogitRow::Score(ScoreRow { row: 0, target: 1, top: 0 }),
+            LogitRow::Sample(row.clone()),
+            LogitRow::Sample(with_logprobs),
+        ];
+        let mut room = vec![1; 3];
+        let draw = Draw::pack(&asked, 70, &mut room);
+        assert_eq!(draw.rows, [1]);
+        let words = |place: &Range<usize>| -> Vec<u32> {
+            room[place.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+        };
+        assert_eq!(words(&draw.row_bytes)[..9], [0, 256, 2, 0, 3, 0, 0, 3, sample::NONE]);
+        let adjustments = words(&draw.adjustments);
+        assert_eq!(adjustments, [1, 0, 0, SEEN, 7, 2, 2f32.to_bits(), SEEN, 9, 0, 0, BANNED]);
+        assert_eq!(words(&draw.masks), [5, 0, 0]);
+    }
+}

@@ -1,0 +1,362 @@
+//! Where each weight of a rank goes on its device, decided before anything is read.
+//!
+//! Invariant: places do not overlap and begin at multiples of what the kernels load at once. The layout knows names, shapes and
+//! formats; it reads no values.
+
+use std::ops::Range;
+
+use skep_kernels::DType;
+use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::matmul::Weights;
+use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+
+use crate::checkpoint::{Checkpoint, Tensor};
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::shard::{Shard, ShardPlan};
+
+/// What each place begins at a multiple of.
+const ALIGNMENT: usize = 256;
+/// Parts of what ranks divide are whole runs of this length at least: kernels load so many values at once.
+const RUN: usize = 8;
+
+/// The weights of some layers of a model that one rank holds.
+pub(super) struct Layout {
+    pub(super) activation: Activation,
+    pub(super) entry: Option<TokenPlace>,
+    pub(super) layers: Vec<LayerPlaces>,
+    pub(super) exit: Option<ExitPlaces>,
+    /// f32 `[head_size / 2]`
+    pub(super) frequencies: Range<usize>,
+    /// What is read from the checkpoint, in its order.
+    pub(super) loads: Vec<Load>,
+    pub(super) bytes: usize,
+}
+
+/// The vectors of some tokens.
+#[derive(Clone)]
+pub(super) struct TokenPlace {
+    pub(super) matrix: MatrixPlace,
+    pub(super) first: usize,
+}
+
+pub(super) struct ExitPlaces {
+    pub(super) norm: Range<usize>,
+    pub(super) head: TokenPlace,
+}
+
+pub(super) struct LayerPlaces {
+    pub(super) attention_norm: Range<usize>,
+    /// Queries, keys and values: fewer matrices than three if they have one format.
+    pub(super) qkv: Vec<MatrixPlace>,
+    pub(super) qkv_bias: Option<Range<usize>>,
+    pub(super) head_norms: Option<[Range<usize>; 2]>,
+    pub(super) output: MatrixPlace,
+    pub(super) mlp_norm: Range<usize>,
+    pub(super) gate_up: Vec<MatrixPlace>,
+    pub(super) down: MatrixPlace,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) window: Option<usize>,
+}
+
+#[derive(Clone)]
+pub(super) struct MatrixPlace {
+    pub(super) weights: Weights,
+    pub(super) data: Range<usize>,
+    pub(super) bias: Option<Range<usize>>,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+}
+
+/// A tensor, or the part of it that the rank holds, and where it goes.
+pub(super) struct Load {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) plan: ShardPlan,
+    pub(super) form: Form,
+    pub(super) place: Range<usize>,
+}
+
+/// How a weight lies on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As it is in the file.
+    Blocks(DType),
+    /// As activations, whatever it is in the file.
+    Activations,
+}
+
+/// One of several matrices of the same input.
+struct Part<'a> {
+    name: &'a str,
+    /// Outputs of the whole.
+    rows: usize,
+    plan: &'a ShardPlan,
+}
+
+struct Planner<'a> {
+    checkpoint: &'a Checkpoint,
+    shard: Shard,
+    loads: Vec<Load>,
+    bytes: usize,
+}
+
+/// The format that a model's activations have: that of its weights, if those are 16-bit floats.
+pub(super) fn activation_of(checkpoint: &Checkpoint) -> Activation {
+    match checkpoint.tensor("model.embed_tokens.weight") {
+        Ok(Tensor { dtype: DType::F16, .. }) => Activation::F16,
+        _ => Activation::Bf16,
+    }
+}
+
+impl Layout {
+    /// Of the given layers, the part that belongs to the shard.
+    pub(super) fn new(
+        checkpoint: &Checkpoint,
+        shard: Shard,
+        layers: Range<usize>,
+        activation: Activation,
+    ) -> Result<Self, ModelError> {
+        let config = checkpoint.config();
+        let mut planner = Planner { checkpoint, shard, loads: Vec::new(), bytes: 0 };
+        let frequencies = planner.place(config.head_size / 2 * 4);
+        let is_last = layers.end == config.layer_count;
+        let tied = config.tied_head && is_last && layers.start == 0;
+        let table = "model.embed_tokens.weight";
+        let entry = if layers.start == 0 { Some(planner.tokens(config, table)?) } else { None };
+        let places = layers.map(|layer| planner.layer(config, layer)).collect::<Result<_, _>>()?;
+        let exit = match is_last {
+            true => Some(ExitPlaces {
+                norm: planner.vector("model.norm.weight", config.hidden_size, &ShardPlan::Replicated)?,
+                head: match (tied, &entry) {
+                    (true, Some(table)) => table.clone(),
+                    _ => planner.tokens(config, if config.tied_head { table } else { "lm_head.weight" })?,
+                },
+            }),
+            false => None,
+        };
+        let Planner { loads, bytes, .. } = planner;
+        Ok(Layout { activation, entry, layers: places, exit, frequencies, loads, bytes })
+    }
+
+    /// Values of the widest rows of queries, keys and values, and of gates, of this rank.
+    pub(super) fn widths(&self, head_size: usize) -> (usize, usize, usize) {
+        let widest = |width: &dyn Fn(&LayerPlaces) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
+        (
+            widest(&|layer| (layer.heads + 2 * layer.kv_heads) * head_size),
+            widest(&|layer| layer.heads * head_size),
+            widest(&|layer| layer.down.inputs),
+        )
+    }
+}
+
+impl Planner<'_> {
+    fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<LayerPlaces, ModelError> {
+        let (hidden, head_size) = (config.hidden_size, config.head_size);
+        let (query, kv) = (config.head_count * head_size, config.kv_head_count * head_size);
+        let prefix = format!("model.layers.{layer}");
+        let whole = &ShardPlan::Replicated;
+        let heads = self.shard.heads(config);
+        let query_plan = &ShardPlan::Rows(vec![heads.query_rows(head_size)]);
+        let kv_plan = &heads.kv_rows(head_size);
+        let parts = [
+            Part { name: "self_attn.q_proj", rows: query, plan: query_plan },
+            Part { name: "self_attn.k_proj", rows: kv, plan: kv_plan },
+            Part { name: "self_attn.v_proj", rows: kv, plan: kv_plan },
+        ];
+        let attention_norm = self.vector(&format!("{prefix}.input_layernorm.weight"), hidden, whole)?;
+        let qkv = self.matrices(&prefix, &parts, hidden)?;
+        let qkv_bias = if config.qkv_bias { Some(self.biases(&prefix, &parts)?) } else { None };
+        let mut norm =
+            |name: &str| self.vector(&format!("{prefix}.self_attn.{name}.weight"), head_size, whole);
+        let head_norms = if config.qk_norm { Some([norm("q_norm")?, norm("k_norm")?]) } else { None };
+        let sum = &ShardPlan::Columns(heads.query_rows(head_size));
+        let output = Part { name: "self_attn.o_proj", rows: hidden, plan: sum };
+        let output = self.summed(&prefix, output, query, config.output_bias)?;
+        let mlp_norm = self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden, whole)?;
+        let width = config.feed_forward_size;
+        let block = self.checkpoint.tensor(&format!("{prefix}.mlp.down_proj.weight"))?.dtype.block_len();
+        let own = self.shard.part(width, block.max(RUN));
+        let rows = &ShardPlan::Rows(vec![own.clone()]);
+        let parts = [
+            Part { name: "mlp.gate_proj", rows: width, plan: rows },
+            Part { name: "mlp.up_proj", rows: width, plan: rows },
+        ];
+        let mut gate_up = self.matrices(&prefix, &parts, hidden)?;
+        if config.mlp_bias {
+            let bias = self.biases(&prefix, &parts)?;
+            let mut at = bias.start;
+            for matrix in &mut gate_up {
+                let end = at + matrix.outputs * ACTIVATION_BYTES;
+                matrix.bias = Some(at..end);
+                at = end;
+            }
+        }
+        let down = Part { name: "mlp.down_proj", rows: hidden, plan: &ShardPlan::Columns(own) };
+        let down = self.summed(&prefix, down, width, config.mlp_bias)?;
+        Ok(LayerPlaces {
+            attention_norm,
+            qkv,
+            qkv_bias,
+            head_norms,
+            output,
+            mlp_norm,
+            gate_up,
+            down,
+            heads: heads.query.len(),
+            kv_heads: heads.kv.len(),
+            window: config.windows.get(layer).copied().flatten(),
+        })
+    }
+
+    /// A matrix of whose products the ranks have a part each. A sum of parts takes its bias once.
+    fn summed(
+        &mut self,
+        prefix: &str,
+        part: Part<'_>,
+        columns: usize,
+        has_bias: bool,
+    ) -> Result<MatrixPlace, ModelError> {
+        let (name, rows) = (part.name, part.rows);
+        let mut matrix = self.matrices(prefix, &[part], columns)?.remove(0);
+        if has_bias && self.shard.rank == 0 {
+            let bias = self.vector(&format!("{prefix}.{name}.bias"), rows, &ShardPlan::Replicated)?;
+            matrix.bias = Some(bias);
+        }
+        Ok(matrix)
+    }
+
+    fn tokens(&mut self, config: &ModelConfig, name: &str) -> Result<TokenPlace, ModelError> {
+        let own = self.shard.part(config.vocabulary_size, 1);
+        let plan = &ShardPlan::Rows(vec![own.clone()]);
+        let (prefix, name) =
+            name.strip_suffix(".weight").and_then(|name| name.rsplit_once('.')).unwrap_or(("", "lm_head"));
+        let part = Part { name, rows: config.vocabulary_size, plan };
+        let matrix = self.matrices(prefix, &[part], config.hidden_size)?.remove(0);
+        Ok(TokenPlace { matrix, first: own.start })
+    }
+
+    /// Matrices of one input. Neighbours of one format become one matrix.
+    fn matrices(
+        &mut self,
+        prefix: &str,
+        parts: &[Part<'_>],
+        columns: usize,
+    ) -> Result<Vec<MatrixPlace>, ModelError> {
+        let mut found = Vec::with_capacity(parts.len());
+        for part in parts {
+            let name = full_name(prefix, part.name, "weight");
+            found.push(self.checkpoint.tensor(&name).map(|tensor| (form(tensor.dtype), name))?);
+        }
+        let mut matrices: Vec<MatrixPlace> = Vec::new();
+        for run in runs(&found) {
+            let form = found[run.start].0;
+            let outputs: usize = parts[run.clone()].iter().map(|part| part.plan.rows(part.rows)).sum();
+            let inputs = match parts[run.start].plan {
+                ShardPlan::Columns(range) => range.len(),
+                _ => columns,
+            };
+            let row_bytes = form.row_bytes(inputs).ok_or_else(|| {
+                let problem = format!("{inputs} columns are no whole number of its blocks");
+                ModelError::tensor(found[run.start].1.as_str(), problem)
+            })?;
+            let data = self.place(outputs * row_bytes);
+            let mut at = data.start;
+            for (part, (_, name)) in parts[run.clone()].iter().zip(&found[run]) {
+                let end = at + part.plan.rows(part.rows) * row_bytes;
+                self.loads.push(Load {
+                    name: name.clone(),
+                    shape: vec![part.rows, columns],
+                    plan: part.plan.clone(),
+                    form,
+                    place: at..end,
+                });
+                at = end;
+            }
+            matrices.push(MatrixPlace { weights: form.weights(), data, bias: None, outputs, inputs });
+        }
+        Ok(matrices)
+    }
+
+    /// The biases of matrices, side by side.
+    fn biases(&mut self, prefix: &str, parts: &[Part<'_>]) -> Result<Range<usize>, ModelError> {
+        let outputs: usize = parts.iter().map(|part| part.plan.rows(part.rows)).sum();
+        let place = self.place(outputs * ACTIVATION_BYTES);
+        let mut at = place.start;
+        for part in parts {
+            let end = at + part.plan.rows(part.rows) * ACTIVATION_BYTES;
+            self.load_vector(full_name(prefix, part.name, "bias"), part.rows, part.plan, at..end)?;
+            at = end;
+        }
+        Ok(place)
+    }
+
+    fn vector(&mut self, name: &str, rows: usize, plan: &ShardPlan) -> Result<Range<usize>, ModelError> {
+        let place = self.place(plan.rows(rows) * ACTIVATION_BYTES);
+        self.load_vector(name.to_owned(), rows, plan, place.clone())?;
+        Ok(place)
+    }
+
+    fn load_vector(
+        &mut self,
+        name: String,
+        rows: usize,
+        plan: &ShardPlan,
+        place: Range<usize>,
+    ) -> Result<(), ModelError> {
+        self.checkpoint.tensor(&name)?;
+        let plan = plan.clone();
+        self.loads.push(Load { name, shape: vec![rows], plan, form: Form::Activations, place });
+        Ok(())
+    }
+
+    fn place(&mut self, bytes: usize) -> Range<usize> {
+        let start = self.bytes.next_multiple_of(ALIGNMENT);
+        self.bytes = start + bytes;
+        start..self.bytes
+    }
+}
+
+impl Form {
+    pub(super) fn row_bytes(self, columns: usize) -> Option<usize> {
+        match self {
+            Form::Blocks(dtype) => dtype.row_bytes(columns),
+            Form::Activations => Some(columns * ACTIVATION_BYTES),
+        }
+    }
+
+    fn weights(self) -> Weights {
+        match self {
+            Form::Blocks(dtype) => Weights::Blocks(dtype),
+            Form::Activations => Weights::Plain,
+        }
+    }
+}
+
+/// Formats that kernels read stay as they are; others become activations.
+fn form(dtype: DType) -> Form {
+    match dtype {
+        DType::Q4_0 | DType::Q4_1 | DType::Q8_0 | DType::Q4K | DType::Q6K => Form::Blocks(dtype),
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => Form::Activations,
+    }
+}
+
+fn full_name(prefix: &str, name: &str, kind: &str) -> String {
+    match prefix {
+        "" => format!("{name}.{kind}"),
+        prefix => format!("{prefix}.{name}.{kind}"),
+    }
+}
+
+/// Runs of neighbours of one format.
+fn runs(found: &[(Form, String)]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, (form, _)) in found.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if found[run.start].0 == *form => run.end = index + 1,
+            _ => runs.push(index..index + 1),
+        }
+    }
+    runs
+}

@@ -1,0 +1,403 @@
+//! One rank on its device: its weights, pages and rooms, and the launches of a step.
+//!
+//! Invariant: a rank only puts work into its queue; it never waits for it. Slices that others write are those of the `Peers`
+//! that it is given.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use skep_kernels::KernelError;
+use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, Slice};
+use skep_kernels::cuda::matmul::Sums;
+use skep_kernels::cuda::operation::{
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Qkv, RmsNorm,
+};
+use skep_kernels::cuda::qkv::Pairing;
+
+use super::layout::{LayerPlaces, MatrixPlace, TokenPlace};
+use super::rooms::{RoomPlaces, Sizes};
+use super::step::Step;
+use super::weights::{DeviceWeights, size, table_format};
+use crate::batch::PAGE_TOKENS;
+use crate::config::{ModelConfig, RopePairing};
+use crate::error::ModelError;
+
+/// How often a rank looks for the others before it gives up, for each microsecond that it may wait.
+const LOOKS_PER_US: u64 = 10;
+
+pub(super) struct Rank {
+    pub(super) device: Device,
+    pub(super) weights: Arc<DeviceWeights>,
+    pub(super) shape: Shape,
+    pub(super) sizes: Sizes,
+    pub(super) places: RoomPlaces,
+    pub(super) rooms: Arc<DeviceBuffer>,
+    pub(super) pages: Arc<DeviceBuffer>,
+    /// f32 `[logit rows, vocabulary]`, on the rank that draws.
+    pub(super) logits: Option<Arc<DeviceBuffer>>,
+    /// What was put into the queue of this rank's part of a step.
+    pub(super) done: Event,
+    /// That the next stage has what it needs of the rooms.
+    pub(super) handed_on: Event,
+    /// That the step's arrays were copied, by the place that they came from.
+    pub(super) copied: [Event; 2],
+}
+
+/// What of the configuration a step needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) hidden: usize,
+    pub(super) head_size: usize,
+    pub(super) vocabulary: usize,
+    pub(super) epsilon: f32,
+    pub(super) pairing: Pairing,
+    pub(super) activation: Activation,
+    /// Microseconds that ranks wait for each other.
+    pub(super) patience_us: u64,
+}
+
+impl Shape {
+    pub(super) fn new(config: &ModelConfig, activation: Activation, patience_us: u64) -> Self {
+        Shape {
+            hidden: config.hidden_size,
+            head_size: config.head_size,
+            vocabulary: config.vocabulary_size,
+            epsilon: config.norm_epsilon,
+            pairing: match config.rope.pairing {
+                RopePairing::Halves => Pairing::Halves,
+                RopePairing::Interleaved => Pairing::Interleaved,
+            },
+            activation,
+            patience_us,
+        }
+    }
+}
+
+impl Rank {
+    fn room(&self, place: &Range<usize>, bytes: usize) -> Result<Slice<'_>, ModelError> {
+        let start = place.start;
+        let fits = bytes <= place.len();
+        let wide = || KernelError::Shape { op: "step", what: "a room", expected: bytes, found: place.len() };
+        if fits { Ok(self.rooms.slice().part(start..start + bytes)?) } else { Err(wide().into()) }
+    }
+
+    /// Room for rows of activations.
+    fn rows(&self, place: &Range<usize>, rows: usize, width: usize) -> Result<Slice<'_>, ModelError> {
+        self.room(place, rows * width * ACTIVATION_BYTES)
+    }
+
+    /// An array of the step.
+    fn array(&self, of: &Range<usize>) -> Result<Slice<'_>, ModelError> {
+        let start = self.places.inputs.start;
+        Ok(self.rooms.slice().part(start + of.start..start + of.end)?)
+    }
+
+    /// What its launches use.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = Arc<DeviceBuffer>> {
+        let always = [&self.rooms, &self.pages, &self.weights.buffer];
+        always.into_iter().chain(&self.logits).cloned()
+    }
+
+    /// 1 + the rank that this one waited for in vain, or 0.
+    pub(super) fn failure(&self) -> Result<Slice<'_>, ModelError> {
+        self.room(&self.places.failure, 4)
+    }
+
+    /// Of a draw: what says how, room to work in, where the tokens go, and all logits.
+    pub(super) fn draw_rooms(&self, input_bytes: usize, rows: usize) -> Result<[Slice<'_>; 4], ModelError> {
+        let (Some(draw), Some(logits)) = (&self.places.draw, &self.logits) else {
+            return Err(ModelError::Batch { problem: "this rank has no logits".to_owned() });
+        };
+        let vocabulary = self.shape.vocabulary;
+        Ok([
+            self.room(&draw.inputs, input_bytes)?,
+            self.room(&draw.adjusted, rows * vocabulary * 4)?,
+            self.room(&draw.tokens, rows * 4)?,
+            logits.slice(),
+        ])
+    }
+
+    /// Where the step's arrays go.
+    pub(super) fn inputs(&self, bytes: usize) -> Result<Slice<'_>, ModelError> {
+        self.room(&self.places.inputs, bytes)
+    }
+
+    fn hidden(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+        self.rows(&self.places.hidden, rows, self.shape.hidden)
+    }
+
+    fn projected(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+        self.rows(&self.places.projected, rows, self.shape.hidden)
+    }
+
+    /// What this rank's part of a weight gave, if there are other ranks to add.
+    fn partial(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
+        self.rows(&self.places.partial, rows, self.shape.hidden)
+    }
+
+    /// A matrix's products of rows in one room, to another.
+    fn multiply(
+        &self,
+        matrix: &MatrixPlace,
+        x: Slice<'_>,
+        rows: usize,
+        y: Slice<'_>,
+        y_stride: usize,
+        sums: Sums,
+    ) -> Result<(), ModelError> {
+        let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, sums };
+        Ok(self.device.matmul(&self.weights.matrix(matrix)?, &product, self.shape.activation)?)
+    }
+
+    fn norm(
+        &self,
+        adds: Option<Slice<'_>>,
+        residual: Slice<'_>,
+        weight: &Range<usize>,
+        rows: usize,
+    ) -> Result<Slice<'_>, ModelError> {
+        let Shape { hidden, epsilon, activation, .. } = self.shape;
+        let out = self.rows(&self.places.normed, rows, hidden)?;
+        let weight = self.weights.slice(weight)?;
+        let (rows, width) = (size(rows)?, size(hidden)?);
+        let norm = RmsNorm { x: adds, residual, weight, out, rows, width, epsilon };
+        self.device.rms_norm(&norm, activation)?;
+        Ok(out)
+    }
+}
+
+/// The ranks that share each weight of one stage, seen from one of them.
+#[derive(Clone, Copy)]
+pub(super) struct Peers<'a> {
+    pub(super) ranks: &'a [Rank],
+    pub(super) own: usize,
+}
+
+impl<'a> Peers<'a> {
+    pub(super) fn rank(self) -> &'a Rank {
+        &self.ranks[self.own]
+    }
+
+    /// Where a rank's part of a sum goes.
+    fn sum_part(self, rows: usize, sum: &Range<usize>) -> Result<Slice<'a>, ModelError> {
+        let rank = self.rank();
+        match self.ranks {
+            [_] => rank.rows(sum, rows, rank.shape.hidden),
+            _ => rank.partial(rows),
+        }
+    }
+
+    /// Adds up the parts of all ranks.
+    fn sum(self, rows: usize, to: &Range<usize>) -> Result<(), ModelError> {
+        if self.ranks.len() == 1 {
+            return Ok(());
+        }
+        let rank = self.rank();
+        let shape = rank.shape;
+        let values = rows * shape.hidden;
+        let of_all = |slice: &dyn Fn(&'a Rank) -> Result<Slice<'a>, ModelError>| {
+            self.ranks.iter().map(slice).collect::<Result<Vec<_>, _>>()
+        };
+        let input = of_all(&|rank| rank.partial(rows))?;
+        let shares = of_all(&|rank| rank.room(&rank.places.shares, rank.places.shares.len()))?;
+        let signals = of_all(&|rank| rank.room(&rank.places.signals, rank.places.signals.len()))?;
+        let reduce = AllReduce {
+            input: &input,
+            shares: &shares,
+            signals: &signals,
+            out: rank.rows(to, rows, shape.hidden)?,
+            failure: rank.failure()?,
+            values,
+            patience: shape.patience_us.saturating_mul(LOOKS_PER_US),
+            rank: self.own,
+        };
+        Ok(rank.device.all_reduce(&reduce, shape.activation)?)
+    }
+
+    /// Puts the vectors of the step's tokens into the hidden rows.
+    pub(super) fn enter(self, table: &TokenPlace, step: &Step) -> Result<(), ModelError> {
+        let rank = self.rank();
+        let Shape { hidden, vocabulary, activation, .. } = rank.shape;
+        let whole = table.matrix.outputs == vocabulary;
+        let place = &rank.places.hidden;
+        let out = if whole { rank.hidden(step.rows)? } else { self.sum_part(step.rows, place)? };
+        let embedding = Embedding {
+            tokens: rank.array(&step.tokens)?,
+            table: rank.weights.slice(&table.matrix.data)?,
+            format: table_format(table.matrix.weights, activation),
+            out,
+            rows: size(step.rows)?,
+            width: size(hidden)?,
+            first: size(table.first)?,
+            count: size(table.matrix.outputs)?,
+        };
+        rank.device.embedding(&embedding, activation)?;
+        if whole { Ok(()) } else { self.sum(step.rows, place) }
+    }
+
+    /// Takes over the rows of the stage before.
+    pub(super) fn take_over(self, from: &Rank, rows: usize) -> Result<(), ModelError> {
+        let rank = self.rank();
+        rank.device.wait(&from.done)?;
+        rank.device.copy(from.hidden(rows)?, rank.hidden(rows)?)?;
+        rank.device.copy(from.projected(rows)?, rank.projected(rows)?)?;
+        Ok(rank.handed_on.record()?)
+    }
+
+    /// One layer. `adds` says that what the layer before projected is still to be added.
+    pub(super) fn layer(self, index: usize, step: &Step, adds: bool) -> Result<(), ModelError> {
+        let rank = self.rank();
+        let layer = &rank.weights.layout.layers[index];
+        let rows = step.rows;
+        let adds = adds.then(|| rank.projected(rows)).transpose()?;
+        let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
+        let attended = rank.attend(index, layer, step, normed)?;
+        let projected = self.sum_part(rows, &rank.places.projected)?;
+        let hidden = rank.shape.hidden;
+        rank.multiply(&layer.output, attended, rows, projected, hidden, Sums::Activations)?;
+        self.sum(rows, &rank.places.projected)?;
+        let normed = rank.norm(Some(rank.projected(rows)?), rank.hidden(rows)?, &layer.mlp_norm, rows)?;
+        let gated = rank.gate(layer, rows, normed)?;
+        rank.multiply(&layer.down, gated, rows, projected, hidden, Sums::Activations)?;
+        self.sum(rows, &rank.places.projected)
+    }
+
+    /// The logits of the wanted rows, or this rank's part of each, from row `first` of the leader's.
+    pub(super) fn exit(self, step: &Step, logits: Slice<'_>, first: usize) -> Result<(), ModelError> {
+        let rank = self.rank();
+        let Some(exit) = rank.weights.layout.exit.as_ref().filter(|_| step.logit_rows > 0) else {
+            return Ok(());
+        };
+        let Shape { hidden, vocabulary, activation, .. } = rank.shape;
+        // A step of a shape has its logits in the order of its rows, those too many included.
+        let (residual, adds, rows) = match &step.wanted {
+            None => (rank.hidden(step.rows)?, rank.projected(step.rows)?, step.rows),
+            Some(wanted) => {
+                let rows = step.logit_rows;
+                let gathered = |from: Slice<'_>, place: &Range<usize>| {
+                    let out = rank.rows(place, rows, hidden)?;
+                    let embedding = Embedding {
+                        tokens: rank.array(wanted)?,
+                        table: from,
+                        format: skep_kernels::cuda::embedding::Table::Plain,
+                        out,
+                        rows: size(rows)?,
+                        width: size(hidden)?,
+                        first: 0,
+                        count: size(step.rows)?,
+                    };
+                    rank.device.embedding(&embedding, activation)?;
+                    Ok::<_, ModelError>(out)
+                };
+                let residual = gathered(rank.hidden(step.rows)?, &rank.places.wanted[0])?;
+                (residual, gathered(rank.projected(step.rows)?, &rank.places.wanted[1])?, rows)
+            }
+        };
+        let normed = rank.norm(Some(adds), residual, &exit.norm, rows)?;
+        let begin = (first * vocabulary + exit.head.first) * 4;
+        let length = ((rows - 1) * vocabulary + exit.head.matrix.outputs) * 4;
+        let y = logits.part(begin..begin + length)?;
+        rank.multiply(&exit.head.matrix, normed, rows, y, vocabulary, Sums::F32)
+    }
+}
+
+impl Rank {
+    /// From normed rows to what their heads attended to.
+    fn attend(
+        &self,
+        index: usize,
+        layer: &LayerPlaces,
+        step: &Step,
+        normed: Slice<'_>,
+    ) -> Result<Slice<'_>, ModelError> {
+        let Shape { head_size, epsilon, pairing, activation, .. } = self.shape;
+        let rows = step.rows;
+        let width = (layer.heads + 2 * layer.kv_heads) * head_size;
+        let qkv = self.rows(&self.places.qkv, rows, width)?;
+        let mut first = 0;
+        for matrix in &layer.qkv {
+            let y = qkv.part(first * ACTIVATION_BYTES..qkv.bytes())?;
+            self.multiply(matrix, normed, rows, y, width, Sums::Activations)?;
+            first += matrix.outputs;
+        }
+        let pages = self.pages_of(index, layer)?;
+        let [q_norm, k_norm] = match &layer.head_norms {
+            Some([q, k]) => [Some(self.weights.slice(q)?), Some(self.weights.slice(k)?)],
+            None => [None, None],
+        };
+        let turned = Qkv {
+            qkv,
+            bias: self.weights.optional(layer.qkv_bias.as_ref())?,
+            q_norm,
+            k_norm,
+            positions: self.array(&step.positions)?,
+            slots: self.array(&step.slots)?,
+            frequencies: self.weights.slice(&self.weights.layout.frequencies)?,
+            rows: size(rows)?,
+            pairing,
+            epsilon,
+        };
+        self.device.qkv(&turned, &pages, activation)?;
+        let attended = self.rows(&self.places.attended, rows, layer.heads * head_size)?;
+        let page_tables = self.array(&step.page_tables)?;
+        let (table_stride, scale) = (size(step.stride)?, 1.0 / (head_size as f32).sqrt());
+        if step.decoded > 0 {
+            let plan = self.sizes.windows.iter().position(|window| *window == layer.window);
+            let plan = &step.plans[plan.unwrap_or(0)];
+            let decode = Decode {
+                q: qkv,
+                page_tables,
+                pieces: self.array(&plan.pieces)?,
+                first_place: self.array(&plan.first_place)?,
+                states: self.room(&self.places.states, self.places.states.len())?,
+                out: attended,
+                rows: size(step.decoded)?,
+                piece_count: size(plan.piece_count)?,
+                table_stride,
+                scale,
+            };
+            self.device.attention_decode(&decode, &pages, activation)?;
+        }
+        if step.tile_count > 0 {
+            let prefill = Prefill {
+                q: qkv,
+                out: attended,
+                page_tables,
+                tiles: self.array(&step.tiles)?,
+                tile_count: size(step.tile_count)?,
+                table_stride,
+                window: size(layer.window.unwrap_or(0))?,
+                scale,
+            };
+            self.device.attention_prefill(&prefill, &pages, activation)?;
+        }
+        Ok(attended)
+    }
+
+    fn gate(&self, layer: &LayerPlaces, rows: usize, normed: Slice<'_>) -> Result<Slice<'_>, ModelError> {
+        let width = layer.down.inputs;
+        let gate_up = self.rows(&self.places.gate_up, rows, 2 * width)?;
+        let mut first = 0;
+        for matrix in &layer.gate_up {
+            let y = gate_up.part(first * ACTIVATION_BYTES..gate_up.bytes())?;
+            self.multiply(matrix, normed, rows, y, 2 * width, Sums::Activations)?;
+            first += matrix.outputs;
+        }
+        let gated = self.rows(&self.places.gated, rows, width)?;
+        self.device.swiglu(gate_up, gated, size(rows)?, size(width)?, self.shape.activation)?;
+        Ok(gated)
+    }
+
+    fn pages_of(&self, index: usize, layer: &LayerPlaces) -> Result<Pages<'_>, ModelError> {
+        let [keys, values] = self.sizes.pages_of(index).map(|place| self.pages.slice().part(place));
+        Ok(Pages {
+            keys: keys?,
+            values: values?,
+            page_size: PAGE_TOKENS as u32,
+            heads: size(layer.heads)?,
+            kv_heads: size(layer.kv_heads)?,
+            head_size: size(self.shape.head_size)?,
+        })
+    }
+}

@@ -1,0 +1,157 @@
+//! What a rank has on its device beside its weights: rooms of a step, and pages. Their sizes are known before any memory is taken.
+
+use std::ops::Range;
+
+use skep_kernels::cuda::all_reduce::SIGNAL_BYTES;
+use skep_kernels::cuda::operation::ACTIVATION_BYTES;
+use skep_kernels::cuda::sample::{Adjustment, SampleRow};
+
+use super::layout::Layout;
+use super::step::{Cuts, bucket};
+use crate::batch::PAGE_TOKENS;
+use crate::config::ModelConfig;
+
+const ALIGNMENT: usize = 256;
+/// Tokens of all rows of a draw that are penalised, biased or banned. Rows beyond are drawn by the host.
+pub(super) const MOST_ADJUSTMENTS: usize = 64 << 10;
+
+/// What a step may have at most.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) sequences: usize,
+    pub(super) logit_rows: usize,
+    /// Of a sequence.
+    pub(super) pages: usize,
+    /// Of the device, one that nobody reads included; set when what is left is known.
+    pub(super) page_count: usize,
+    /// Of each layer.
+    pub(super) kv_heads: Vec<usize>,
+    pub(super) head_size: usize,
+    pub(super) windows: Vec<Option<usize>>,
+}
+
+/// Where each room is.
+#[derive(Clone, Debug)]
+pub(super) struct RoomPlaces {
+    pub(super) inputs: Range<usize>,
+    pub(super) hidden: Range<usize>,
+    pub(super) normed: Range<usize>,
+    pub(super) projected: Range<usize>,
+    pub(super) partial: Range<usize>,
+    pub(super) qkv: Range<usize>,
+    pub(super) attended: Range<usize>,
+    pub(super) gate_up: Range<usize>,
+    pub(super) gated: Range<usize>,
+    pub(super) states: Range<usize>,
+    pub(super) wanted: [Range<usize>; 2],
+    pub(super) shares: Range<usize>,
+    pub(super) signals: Range<usize>,
+    pub(super) failure: Range<usize>,
+    pub(super) draw: Option<DrawPlaces>,
+    pub(super) bytes: usize,
+}
+
+/// Of the rank that draws.
+#[derive(Clone, Debug)]
+pub(super) struct DrawPlaces {
+    /// Rows, adjustments and masks, as they are copied.
+    pub(super) inputs: Range<usize>,
+    pub(super) adjusted: Range<usize>,
+    pub(super) tokens: Range<usize>,
+}
+
+impl Sizes {
+    pub(super) fn new(
+        config: &ModelConfig,
+        limits: &crate::executor::ExecutorLimits,
+        layout: &Layout,
+    ) -> Self {
+        let mut windows: Vec<Option<usize>> = layout.layers.iter().map(|layer| layer.window).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        let most = bucket(limits.max_sequences);
+        Sizes {
+            rows: limits.max_batch_tokens.max(most),
+            sequences: most,
+            logit_rows: limits.max_logit_rows.max(most),
+            pages: limits.context_length.div_ceil(PAGE_TOKENS),
+            page_count: 0,
+            kv_heads: layout.layers.iter().map(|layer| layer.kv_heads).collect(),
+            head_size: config.head_size,
+            windows,
+        }
+    }
+
+    /// Bytes of a page of all layers.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum()
+    }
+
+    /// Where the keys and the values of a layer are.
+    pub(super) fn pages_of(&self, layer: usize) -> [Range<usize>; 2] {
+        let before: usize = self.kv_heads[..layer].iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum();
+        let start = before * self.page_count;
+        let half = self.half_page_bytes(self.kv_heads[layer]) * self.page_count;
+        [start..start + half, start + half..start + 2 * half]
+    }
+
+    fn half_page_bytes(&self, kv_heads: usize) -> usize {
+        PAGE_TOKENS * kv_heads * self.head_size * ACTIVATION_BYTES
+    }
+}
+
+impl RoomPlaces {
+    pub(super) fn new(
+        sizes: &Sizes,
+        cuts: &Cuts,
+        layout: &Layout,
+        config: &ModelConfig,
+        ranks: usize,
+        draws: bool,
+    ) -> Self {
+        let mut end = 0usize;
+        let mut place = |bytes: usize| {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start.saturating_add(bytes);
+            start..end
+        };
+        let (hidden, rows) = (config.hidden_size, sizes.rows);
+        let (qkv, attended, gated) = layout.widths(config.head_size);
+        let heads = layout.layers.iter().map(|layer| layer.heads).max().unwrap_or(0);
+        let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
+        let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
+        let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
+        let pieces = cuts.most_pieces(sizes.sequences);
+        let inputs = cuts.most_bytes(rows, sizes.sequences, sizes.pages, sizes.logit_rows);
+        let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
+        RoomPlaces {
+            inputs: place(inputs),
+            hidden: place(of_rows(hidden)),
+            normed: place(of_rows(hidden).max(wanted)),
+            projected: place(of_rows(hidden)),
+            partial: place(shared(of_rows(hidden))),
+            qkv: place(of_rows(qkv)),
+            attended: place(of_rows(attended)),
+            gate_up: place(of_rows(2 * gated)),
+            gated: place(of_rows(gated)),
+            states: place(pieces * heads * (config.head_size + 2) * 4),
+            wanted: [place(wanted), place(wanted)],
+            shares: place(shared(share)),
+            signals: place(shared(SIGNAL_BYTES)),
+            failure: place(4),
+            draw: draws.then(|| DrawPlaces {
+                inputs: place(draw_bytes(sizes.logit_rows, config.vocabulary_size)),
+                adjusted: place(sizes.logit_rows * config.vocabulary_size * 4),
+                tokens: place(sizes.logit_rows * 4),
+            }),
+            bytes: end,
+        }
+    }
+}
+
+/// Rows, adjustments and masks of a draw.
+fn draw_bytes(rows: usize, vocabulary: usize) -> usize {
+    let masks = rows * vocabulary.div_ceil(32) * 4;
+    rows * size_of::<SampleRow>() + MOST_ADJUSTMENTS * size_of::<Adjustment>() + masks + 3 * ALIGNMENT
+}

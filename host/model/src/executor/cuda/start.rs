@@ -1,0 +1,327 @@
+//! From a checkpoint to an executor on devices: who holds what, and what memory that takes.
+//!
+//! Invariant: what a device cannot do or hold is refused here, before the first step: the largest shapes are planned, and a step
+//! of each kind is tried.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use skep_kernels::Isa;
+use skep_kernels::cuda::device::Device;
+
+use super::CudaExecutor;
+use super::layout::{Layout, activation_of};
+use super::rank::{Rank, Shape};
+use super::rooms::{RoomPlaces, Sizes};
+use super::step::Cuts;
+use super::weights::DeviceWeights;
+use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use crate::checkpoint::Checkpoint;
+use crate::error::ModelError;
+use crate::executor::limits::limits;
+use crate::executor::{ExecutorOptions, KvDtype, Ordinals, option};
+use crate::memory_plan::MemoryPlan;
+use crate::shard::{self, Shard};
+
+/// Of each device's memory, for recordings and what the driver takes while it runs: one part of so many.
+const SPARE_SHARE: u64 = 100;
+/// Blocks of a multiprocessor that attend at once.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+
+/// Opens devices by their ordinals.
+pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + 'a>;
+
+/// A checkpoint that is loaded for replicas, which share its weights where they share a device.
+pub(crate) struct CudaModel<'a> {
+    checkpoint: &'a Checkpoint,
+    options: ExecutorOptions,
+    replicas: usize,
+    ordinals: Vec<usize>,
+    open: Open<'a>,
+    loaded: HashMap<Seat, Arc<DeviceWeights>>,
+}
+
+/// Who holds which part of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Seat {
+    ordinal: usize,
+    stage: usize,
+    rank: usize,
+}
+
+/// A rank before its pages are known.
+struct Begun {
+    seat: Seat,
+    device: Device,
+    weights: Arc<DeviceWeights>,
+    sizes: Sizes,
+    places: RoomPlaces,
+}
+
+impl<'a> CudaModel<'a> {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        options: ExecutorOptions,
+        devices: Ordinals,
+        replicas: usize,
+        open: Open<'a>,
+    ) -> Result<Self, ModelError> {
+        limits(checkpoint.config(), &options)?;
+        if options.kv != KvDtype::F16 {
+            let problem =
+                format!("{} keys and values are for the processor; a CUDA device keeps 16 bits", options.kv);
+            return Err(option("kv", problem));
+        }
+        let config = checkpoint.config();
+        let stages = options.pipeline_parallel;
+        if stages == 0 || stages > config.layer_count {
+            let layers = config.layer_count;
+            return Err(option(
+                "pipeline_parallel",
+                format!("{stages} is not between 1 and the {layers} layers"),
+            ));
+        }
+        shard::check(checkpoint, options.tensor_parallel)?;
+        let (ranks, count) = (options.tensor_parallel * stages, devices.count());
+        let needed = ranks * replicas;
+        if count > needed || !(count.is_multiple_of(ranks) || ranks.is_multiple_of(count)) {
+            let problem = format!(
+                "{count} devices cannot be shared by {replicas} replicas of {ranks} ranks; name as many as there are ranks of \
+                 some replicas, or raise replicas, tensor_parallel or pipeline_parallel"
+            );
+            return Err(option("device", problem));
+        }
+        let ordinals = devices.iter().collect();
+        Ok(CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() })
+    }
+
+    /// The executor of a replica; they are made in order.
+    pub(crate) fn executor(&mut self, replica: usize) -> Result<CudaExecutor, ModelError> {
+        let stages: Vec<Vec<Begun>> = (0..self.options.pipeline_parallel)
+            .map(|stage| {
+                (0..self.options.tensor_parallel)
+                    .map(|rank| self.begin(self.seat(replica, stage, rank)))
+                    .collect()
+            })
+            .collect::<Result<_, ModelError>>()?;
+        for begun in stages.iter().flatten() {
+            for other in stages.iter().flatten() {
+                begun.device.reach(&other.device)?;
+            }
+        }
+        let pages = self.page_count(replica, &stages)?;
+        let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
+        let limits = limits(self.checkpoint.config(), &options)?;
+        let mut plan = MemoryPlan::default();
+        let last = stages.len() - 1;
+        let cuts = self.cuts(&stages[last][0], pages);
+        let mut finished = Vec::new();
+        for (stage, begun) in stages.into_iter().enumerate() {
+            let ranks = begun
+                .into_iter()
+                .enumerate()
+                .map(|(rank, begun)| self.finish(begun, pages, stage == last && rank == 0, &mut plan));
+            finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
+        }
+        let leader = &finished[last][0];
+        let most_inputs = leader.places.inputs.len();
+        let draw = leader.places.draw.as_ref().map_or(0, |draw| draw.inputs.len());
+        let inputs = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
+        let (draw_input, drawn) =
+            (leader.device.host_buffer(draw)?, leader.device.host_buffer(leader.sizes.logit_rows * 4)?);
+        let mut executor = CudaExecutor {
+            recordings: HashMap::new(),
+            stages: finished,
+            cuts,
+            inputs,
+            next_input: 0,
+            packed: Vec::new(),
+            draw_input,
+            drawn,
+            logit_rows: 0,
+            logits: OnceCell::new(),
+            isa: self.options.isa.unwrap_or_else(Isa::detect),
+            limits,
+            plan,
+        };
+        executor.try_steps(pages as u32)?;
+        Ok(executor)
+    }
+
+    /// The names of the devices of a replica, each once.
+    pub(crate) fn names(executor: &CudaExecutor) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for rank in executor.stages.iter().flatten() {
+            let name = rank.device.name();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(", ")
+    }
+
+    /// Devices are dealt out in order, rank by rank and replica by replica, and then again.
+    fn seat(&self, replica: usize, stage: usize, rank: usize) -> Seat {
+        let ranks = self.options.tensor_parallel * self.options.pipeline_parallel;
+        let number = replica * ranks + stage * self.options.tensor_parallel + rank;
+        Seat { ordinal: self.ordinals[number % self.ordinals.len()], stage, rank }
+    }
+
+    fn begin(&mut self, seat: Seat) -> Result<Begun, ModelError> {
+        let Seat { ordinal, stage, rank } = seat;
+        let device = (self.open)(ordinal)?;
+        let weights = match self.loaded.get(&seat) {
+            Some(weights) => weights.clone(),
+            None => {
+                let shard = Shard { rank, ranks: self.options.tensor_parallel };
+                let asked = self.options.activations;
+                let activation = asked.unwrap_or_else(|| activation_of(self.checkpoint));
+                let layout = Layout::new(self.checkpoint, shard, self.layers(stage), activation)?;
+                let weights = Arc::new(DeviceWeights::load(&device, self.checkpoint, layout)?);
+                self.loaded.insert(seat, weights.clone());
+                weights
+            }
+        };
+        let config = self.checkpoint.config();
+        let limits = limits(config, &self.options)?;
+        let sizes = Sizes::new(config, &limits, &weights.layout);
+        let draws = stage + 1 == self.options.pipeline_parallel && rank == 0;
+        let cuts = cuts(&device, &sizes, &weights.layout, 0);
+        let places =
+            RoomPlaces::new(&sizes, &cuts, &weights.layout, config, self.options.tensor_parallel, draws);
+        Ok(Begun { seat, device, weights, sizes, places })
+    }
+
+    fn layers(&self, stage: usize) -> Range<usize> {
+        let (layers, stages) = (self.checkpoint.config().layer_count, self.options.pipeline_parallel);
+        layers * stage / stages..layers * (stage + 1) / stages
+    }
+
+    fn cuts(&self, begun: &Begun, pages: usize) -> Cuts {
+        let mut cuts = cuts(&begun.device, &begun.sizes, &begun.weights.layout, pages as u32);
+        // A stage may have windows that the last one has not.
+        let windows = &self.checkpoint.config().windows;
+        cuts.windows = windows.clone();
+        cuts.windows.sort_unstable();
+        cuts.windows.dedup();
+        cuts
+    }
+
+    /// Pages that every rank can hold: those that were asked for, or what the devices have left once all replicas have what
+    /// else they need.
+    fn page_count(&self, replica: usize, stages: &[Vec<Begun>]) -> Result<usize, ModelError> {
+        let mut most = usize::MAX;
+        for begun in stages.iter().flatten() {
+            let memory = begun.device.memory()?;
+            let here = |replicas: Range<usize>| {
+                let seats = replicas.flat_map(|replica| self.seats(replica));
+                seats.filter(|seat| seat.ordinal == begun.seat.ordinal).count() as u64
+            };
+            let users = here(replica..self.replicas);
+            let rooms = self.rooms_bytes(begun) as u64;
+            let left = memory.free.saturating_sub(memory.total / SPARE_SHARE).saturating_sub(rooms * users);
+            let pages = left / users.max(1) / begun.sizes.page_bytes().max(1) as u64;
+            most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
+        }
+        // One is for rows that nobody reads.
+        let most = most.saturating_sub(1);
+        let tokens = most.saturating_mul(PAGE_TOKENS);
+        match self.options.kv_tokens {
+            Some(asked) if asked > tokens => {
+                let problem = format!("{asked} do not fit; beside the weights there is room for {tokens}");
+                Err(option("kv_tokens", problem))
+            }
+            Some(asked) => Ok(asked.div_ceil(PAGE_TOKENS)),
+            None if most == 0 => Err(option(
+                "device",
+                "its memory has no room for keys and values beside the weights".to_owned(),
+            )),
+            // Ids of pages have 32 bits.
+            None => Ok(most.min(u32::MAX as usize / PAGE_TOKENS)),
+        }
+    }
+
+    fn seats(&self, replica: usize) -> impl Iterator<Item = Seat> {
+        (0..self.options.pipeline_parallel).flat_map(move |stage| {
+            (0..self.options.tensor_parallel).map(move |rank| self.seat(replica, stage, rank))
+        })
+    }
+
+    fn rooms_bytes(&self, begun: &Begun) -> usize {
+        let draws = begun.places.draw.is_some();
+        let logits = begun.sizes.logit_rows.saturating_mul(self.checkpoint.config().vocabulary_size) * 4;
+        begun.places.bytes.saturating_add(if draws { logits } else { 0 })
+    }
+
+    /// Takes the memory of a rank.
+    fn finish(
+        &self,
+        begun: Begun,
+        pages: usize,
+        draws: bool,
+        plan: &mut MemoryPlan,
+    ) -> Result<Rank, ModelError> {
+        let rooms_bytes = self.rooms_bytes(&begun);
+        let Begun { device, weights, mut sizes, places, .. } = begun;
+        sizes.page_count = pages + 1;
+        // Signals and the failure are zeros at first; the rest is written before it is read.
+        let rooms = Arc::new(device.zeroed(places.bytes)?);
+        let kv_bytes = sizes.page_bytes().saturating_mul(sizes.page_count);
+        let kv = Arc::new(device.zeroed(kv_bytes)?);
+        let config = self.checkpoint.config();
+        let logits = match draws {
+            true => Some(Arc::new(device.uninitialised(sizes.logit_rows * config.vocabulary_size * 4)?)),
+            false => None,
+        };
+        plan.weight_bytes += weights.layout.bytes as u64;
+        plan.activation_bytes += rooms_bytes as u64;
+        plan.kv_bytes += kv_bytes as u64;
+        plan.graph_bytes += device.memory()?.total / SPARE_SHARE;
+        let patience_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
+        Ok(Rank {
+            shape: Shape::new(config, weights.layout.activation, patience_us),
+            done: device.event()?,
+            handed_on: device.event()?,
+            copied: [device.event()?, device.event()?],
+            device,
+            weights,
+            sizes,
+            places,
+            rooms,
+            pages: kv,
+            logits,
+        })
+    }
+}
+
+impl CudaExecutor {
+    /// A step of each kind on a page that nobody reads: what a kernel does not take is known from here on.
+    fn try_steps(&mut self, spare_page: u32) -> Result<(), ModelError> {
+        let sequence = |tokens: usize| BatchSequence {
+            tokens: vec![0; tokens],
+            start: 0,
+            pages: vec![PageId(spare_page)],
+            logits: LogitsWanted::Last,
+        };
+        for tokens in [2, 1] {
+            self.put(&Batch { sequences: vec![sequence(tokens)] }, 0)?;
+            self.finish()?;
+        }
+        Ok(())
+    }
+}
+
+fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32) -> Cuts {
+    let of = |layer: &super::layout::LayerPlaces| {
+        let (heads, kv_heads) = (layer.heads as u32, layer.kv_heads as u32);
+        skep_kernels::cuda::attention_decode::blocks_of_piece(heads, kv_heads, sizes.head_size as u32)
+    };
+    Cuts {
+        windows: sizes.windows.clone(),
+        blocks: device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR,
+        blocks_of_piece: layout.layers.iter().map(of).max().unwrap_or(1),
+        spare_page,
+    }
+}

@@ -1,0 +1,304 @@
+//! What a step says to its kernels, packed into one run of bytes that is copied to each device at once.
+//!
+//! Rows that are the only ones of their sequences come first: they are decoded. Invariant: a batch was checked before; with the
+//! same shape every array has the same place, so that recorded launches find it.
+
+use std::ops::Range;
+
+use skep_kernels::cuda::attention_decode::{Piece, Plan};
+use skep_kernels::cuda::attention_prefill::QueryTile;
+
+use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
+
+/// What every array begins at a multiple of.
+const ALIGNMENT: usize = 16;
+/// Page tables are this long at least, so that not every page makes another shape.
+const LEAST_STRIDE: usize = 64;
+
+/// What all steps of an executor have in common.
+pub(super) struct Cuts {
+    /// Windows of its layers, each once.
+    pub(super) windows: Vec<Option<usize>>,
+    /// Blocks that run at once.
+    pub(super) blocks: u32,
+    pub(super) blocks_of_piece: u32,
+    /// A page that nobody reads.
+    pub(super) spare_page: u32,
+}
+
+/// The shape of a step that decodes one row of each sequence: recordings are made for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct DecodeShape {
+    pub(super) rows: usize,
+    pub(super) stride: usize,
+}
+
+/// Where the arrays of a step are, and how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) rows: usize,
+    /// The first ones, which are the only ones of their sequences.
+    pub(super) decoded: usize,
+    pub(super) stride: usize,
+    pub(super) logit_rows: usize,
+    /// If the step is of a shape that recordings are made for.
+    pub(super) shape: Option<DecodeShape>,
+    /// u32 each, or u64
+    pub(super) tokens: Range<usize>,
+    pub(super) positions: Range<usize>,
+    pub(super) slots: Range<usize>,
+    pub(super) page_tables: Range<usize>,
+    /// For each window.
+    pub(super) plans: Vec<PlanPlaces>,
+    pub(super) tiles: Range<usize>,
+    pub(super) tile_count: usize,
+    /// Rows whose logits are wanted, unless those are all in their order.
+    pub(super) wanted: Option<Range<usize>>,
+    pub(super) bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PlanPlaces {
+    pub(super) pieces: Range<usize>,
+    pub(super) piece_count: usize,
+    pub(super) first_place: Range<usize>,
+}
+
+/// Numbers of rows that decode steps are rounded up to.
+pub(super) fn bucket(rows: usize) -> usize {
+    match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        _ => rows.next_multiple_of(32),
+    }
+}
+
+impl Cuts {
+    /// Pieces of a step of so many decoded rows, at most.
+    pub(super) fn most_pieces(&self, rows: usize) -> usize {
+        (self.blocks / self.blocks_of_piece.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
+    }
+
+    /// Bytes of the largest step.
+    pub(super) fn most_bytes(&self, rows: usize, sequences: usize, pages: usize, logit_rows: usize) -> usize {
+        let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
+        let plans = self.windows.len()
+            * (self.most_pieces(sequences) * size_of::<Piece>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
+        let tiles = (rows / 64 + sequences + 1) * size_of::<QueryTile>();
+        let arrays = rows * (4 + 4 + 8) + plans + tiles + logit_rows * 4 + 8 * ALIGNMENT;
+        arrays.saturating_add(tables)
+    }
+
+    /// Packs a step. `room` is cleared.
+    pub(super) fn pack(&self, batch: &Batch, room: &mut Vec<u8>) -> Step {
+        let (decoded, others): (Vec<_>, Vec<_>) =
+            batch.sequences.iter().enumerate().partition(|(_, sequence)| sequence.tokens.len() == 1);
+        let all_wanted = batch.sequences.iter().all(|sequence| sequence.logit_rows() == 1);
+        let only_decodes = others.iter().all(|(_, sequence)| sequence.tokens.is_empty());
+        let pages = batch.sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0);
+        let stride = stride(pages);
+        let shape = (only_decodes && all_wanted && !decoded.is_empty())
+            .then(|| DecodeShape { rows: bucket(decoded.len()), stride });
+        let padding = shape.map_or(0, |shape| shape.rows - decoded.len());
+        let ordered: Vec<_> = decoded.iter().chain(&others).copied().collect();
+        let rows = batch.token_count() + padding;
+
+        let mut packing = Packing { bytes: room };
+        packing.bytes.clear();
+        let spare = std::iter::repeat_n(0u32, padding);
+        let tokens = ordered.iter().flat_map(|(_, sequence)| sequence.tokens.iter().copied());
+        let tokens = packing.put(tokens.chain(spare.clone()).map(u32::to_le_bytes));
+        let positions = ordered.iter().flat_map(|(_, sequence)| positions_of(sequence).map(|at| at as u32));
+        let positions = packing.put(positions.chain(spare).map(u32::to_le_bytes));
+        let slots = ordered.iter().flat_map(|(_, sequence)| {
+            positions_of(sequence).map(|at| slot(sequence.pages[at / PAGE_TOKENS].0, at % PAGE_TOKENS))
+        });
+        let spare = std::iter::repeat_n(slot(self.spare_page, 0), padding);
+        let slots = packing.put(slots.chain(spare).map(u64::to_le_bytes));
+        let tables = ordered.iter().flat_map(|(_, sequence)| {
+            let pages = sequence.pages.iter().map(|page| page.0);
+            pages.chain(std::iter::repeat(self.spare_page)).take(stride)
+        });
+        let spare = std::iter::repeat_n(self.spare_page, padding * stride);
+        let page_tables = packing.put(tables.chain(spare).map(u32::to_le_bytes));
+        let plans = match decoded.is_empty() {
+            true => Vec::new(),
+            false => self
+                .windows
+                .iter()
+                .map(|window| self.put_plan(&mut packing, &decoded, *window, shape))
+                .collect(),
+        };
+        let mut tiles = Vec::new();
+        let mut row = decoded.len() as u32;
+        for (index, (_, sequence)) in others.iter().enumerate() {
+            let (count, start) = (sequence.tokens.len() as u32, sequence.start as u32);
+            tiles.extend(QueryTile::cover((decoded.len() + index) as u32, row, count, start));
+            row += count;
+        }
+        let tile_count = tiles.len();
+        let words =
+            tiles.iter().flat_map(|tile| [tile.first_row, tile.rows, tile.first_position, tile.sequence]);
+        let tiles = packing.put(words.map(u32::to_le_bytes));
+        let wanted = match shape {
+            Some(_) => None,
+            None => Some(packing.put(wanted_rows(batch, &ordered).into_iter().map(u32::to_le_bytes))),
+        };
+        let logit_rows = batch.logit_rows();
+        let decoded = decoded.len() + padding;
+        let bytes = packing.bytes.len();
+        Step {
+            rows,
+            decoded,
+            stride,
+            logit_rows,
+            shape,
+            tokens,
+            positions,
+            slots,
+            page_tables,
+            plans,
+            tiles,
+            tile_count,
+            wanted,
+            bytes,
+        }
+    }
+
+    /// A step of a shape has as many pieces as it can have at most: those too many see nothing.
+    fn put_plan(
+        &self,
+        packing: &mut Packing<'_>,
+        decoded: &[(usize, &BatchSequence)],
+        window: Option<usize>,
+        shape: Option<DecodeShape>,
+    ) -> PlanPlaces {
+        let seen: Vec<Range<u32>> = decoded
+            .iter()
+            .map(|(_, sequence)| {
+                let end = sequence.start + 1;
+                window.map_or(0, |window| end.saturating_sub(window)) as u32..end as u32
+            })
+            .collect();
+        let Plan { mut pieces, mut first_place } = Plan::new(&seen, self.blocks_of_piece, self.blocks);
+        if let Some(DecodeShape { rows, .. }) = shape {
+            let end = pieces.len() as u32;
+            first_place.resize(rows + 1, end);
+            let spare =
+                (end..self.most_pieces(rows) as u32).map(|place| Piece { row: 0, first: 0, last: 0, place });
+            pieces.extend(spare);
+        }
+        let words = pieces.iter().flat_map(|piece| [piece.row, piece.first, piece.last, piece.place]);
+        let placed = packing.put(words.map(u32::to_le_bytes));
+        let first_place = packing.put(first_place.into_iter().map(u32::to_le_bytes));
+        PlanPlaces { pieces: placed, piece_count: pieces.len(), first_place }
+    }
+}
+
+struct Packing<'a> {
+    bytes: &'a mut Vec<u8>,
+}
+
+impl Packing<'_> {
+    fn put<const N: usize>(&mut self, values: impl Iterator<Item = [u8; N]>) -> Range<usize> {
+        let start = self.bytes.len().next_multiple_of(ALIGNMENT);
+        self.bytes.resize(start, 0);
+        values.for_each(|value| self.bytes.extend(value));
+        start..self.bytes.len()
+    }
+}
+
+/// Pages of a row of the tables.
+fn stride(pages: usize) -> usize {
+    pages.max(LEAST_STRIDE).next_power_of_two()
+}
+
+fn positions_of(sequence: &BatchSequence) -> Range<usize> {
+    sequence.start..sequence.start + sequence.tokens.len()
+}
+
+fn slot(page: u32, place: usize) -> u64 {
+    u64::from(page) * PAGE_TOKENS as u64 + place as u64
+}
+
+/// In the order of the batch, where the rows whose logits are wanted are in the step.
+fn wanted_rows(batch: &Batch, ordered: &[(usize, &BatchSequence)]) -> Vec<u32> {
+    let mut ends = vec![0; batch.sequences.len()];
+    let mut row = 0;
+    for (index, sequence) in ordered {
+        row += sequence.tokens.len();
+        ends[*index] = row;
+    }
+    let rows = batch.sequences.iter().zip(ends).flat_map(|(sequence, end)| end - sequence.logit_rows()..end);
+    rows.map(|row| row as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{LogitsWanted, PageId};
+
+    fn cuts() -> Cuts {
+        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_of_piece: 2, spare_page: 99 }
+    }
+
+    fn sequence(start: usize, tokens: &[u32], logits: LogitsWanted) -> BatchSequence {
+        let pages = (0..(start + tokens.len()).div_ceil(PAGE_TOKENS) as u32).map(|page| PageId(10 + page));
+        BatchSequence { tokens: tokens.to_vec(), start, pages: pages.collect(), logits }
+    }
+
+    fn words(bytes: &[u8], at: &Range<usize>) -> Vec<u32> {
+        bytes[at.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn rows_that_are_alone_come_first_and_logits_keep_the_order_of_the_batch() {
+        let batch = Batch {
+            sequences: vec![
+                sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
+                sequence(40, &[7], LogitsWanted::Last),
+                sequence(0, &[4, 5], LogitsWanted::None),
+            ],
+        };
+        let mut bytes = Vec::new();
+        let step = cuts().pack(&batch, &mut bytes);
+        assert_eq!((step.rows, step.decoded, step.logit_rows, step.shape), (6, 1, 3, None));
+        assert_eq!(words(&bytes, &step.tokens), [7, 1, 2, 3, 4, 5]);
+        assert_eq!(words(&bytes, &step.positions), [40, 15, 16, 17, 0, 1]);
+        let slots: Vec<u32> = words(&bytes, &step.slots).chunks(2).map(|pair| pair[0]).collect();
+        assert_eq!(slots, [12 * 16 + 8, 10 * 16 + 15, 11 * 16, 11 * 16 + 1, 160, 161]);
+        assert_eq!(words(&bytes, step.wanted.as_ref().unwrap()), [2, 3, 0]);
+        assert_eq!(words(&bytes, &step.tiles), [1, 3, 15, 1, 4, 2, 0, 2]);
+        assert_eq!(words(&bytes, &step.page_tables)[..4], [10, 11, 12, 99]);
+        let windowed = words(&bytes, &step.plans[1].pieces);
+        assert_eq!((windowed[1], windowed[2]), (37, 41));
+        assert!(bytes.len() <= cuts().most_bytes(6, 3, 3, 3));
+    }
+
+    #[test]
+    fn steps_of_one_shape_have_their_arrays_in_the_same_places() {
+        let step = |starts: &[usize]| {
+            let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
+            let mut bytes = Vec::new();
+            (cuts().pack(&Batch { sequences }, &mut bytes), bytes)
+        };
+        let (three, bytes) = step(&[0, 900, 33]);
+        let (four, _) = step(&[1, 2, 3, 1000]);
+        assert_eq!(three.shape, Some(DecodeShape { rows: 4, stride: 64 }));
+        assert_eq!((three.rows, three.decoded), (4, 4));
+        assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
+        // The row too many writes where nobody reads, and sees nothing.
+        assert_eq!(words(&bytes, &three.slots)[6..], [99 * 16, 0]);
+        let first_place = words(&bytes, &three.plans[0].first_place);
+        assert_eq!(first_place[3], first_place[4]);
+        let (longer, _) = step(&[64 * 16, 1, 2, 3]);
+        assert_eq!(longer.shape, Some(DecodeShape { rows: 4, stride: 128 }));
+    }
+
+    #[test]
+    fn decode_steps_are_rounded_up_to_few_shapes() {
+        for (rows, expected) in [(1, 1), (3, 4), (8, 8), (9, 16), (64, 64), (65, 96)] {
+            assert_eq!(bucket(rows), expected);
+        }
+    }
+}

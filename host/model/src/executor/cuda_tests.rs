@@ -1,0 +1,292 @@
+//! Tiny models on emulated devices, whose kernels run on the processor, against exact logits and the CPU executor; on a real device
+//! as well, where there is one.
+
+use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::device::{Device, Emulation};
+
+use super::*;
+use crate::batch::LogitsWanted;
+use crate::checkpoint::Checkpoint;
+use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
+use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
+use crate::sampling::{SampleRow, Sampling, ScoreRow};
+
+/// Those whose heads have a size that kernels take.
+const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
+/// Of activations with eleven bits, as a share of the largest logit.
+const BOUND: f32 = 1e-2;
+/// Of activations with eight bits.
+const BF16_BOUND: f32 = 8e-2;
+
+fn cuda_options() -> ExecutorOptions {
+    ExecutorOptions {
+        kv: KvDtype::F16,
+        activations: Some(Activation::F16),
+        max_batch_tokens: 64,
+        max_sequences: 6,
+        ..options(Isa::detect())
+    }
+}
+
+fn model<'a>(
+    checkpoint: &'a Checkpoint,
+    options: ExecutorOptions,
+    devices: &str,
+    replicas: usize,
+) -> Result<CudaModel<'a>, ModelError> {
+    let emulation = Emulation { memory_bytes: 64 << 20, multiprocessors: 3 };
+    let open = move |_| Ok(Device::emulated(emulation));
+    CudaModel::new(checkpoint, options, devices.parse::<Ordinals>().unwrap(), replicas, Box::new(open))
+}
+
+fn open(name: &str) -> Checkpoint {
+    Checkpoint::open(&folder(name)).unwrap()
+}
+
+fn load(name: &str, options: ExecutorOptions, devices: &str) -> CudaExecutor {
+    model(&open(name), options, devices, 1).unwrap().executor(0).unwrap()
+}
+
+/// The error of a sequence's logits that is cut into steps of so many tokens.
+fn error_in_chunks(executor: &mut CudaExecutor, name: &str, chunk: usize) -> f32 {
+    let (ids, exact) = expected(name);
+    let width = exact.len() / ids.len();
+    let mut worst = 0f32;
+    for (index, tokens) in ids.chunks(chunk).enumerate() {
+        let start = index * chunk;
+        let rows = sequence(tokens, start, 9, LogitsWanted::All);
+        executor.forward(&Batch { sequences: vec![rows] }).unwrap();
+        for row in 0..tokens.len() {
+            let exact = &exact[(start + row) * width..][..width];
+            worst = worst.max(relative_error(executor.logits(row).unwrap(), exact));
+        }
+    }
+    worst
+}
+
+#[test]
+fn every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding() {
+    for name in MODELS {
+        let mut executor = load(name, cuda_options(), "0");
+        for chunk in [64, 23, 1] {
+            let error = error_in_chunks(&mut executor, name, chunk);
+            assert!(error < BOUND, "{name}, chunks of {chunk}: {error}");
+        }
+        assert!(!executor.recordings.is_empty(), "single tokens are replayed");
+        let options = ExecutorOptions { activations: None, ..cuda_options() };
+        let error = error_in_chunks(&mut load(name, options, "0"), name, 23);
+        assert!(error < BF16_BOUND, "{name} in bf16: {error}");
+    }
+}
+
+#[test]
+fn ranks_that_share_layers_and_stages_give_the_same_logits() {
+    for (tensor_parallel, pipeline_parallel, devices) in
+        [(2, 1, "0"), (2, 1, "0,1"), (1, 3, "0"), (2, 2, "0,1,2,3")]
+    {
+        for name in ["llama-gqa", "qwen2-bias"] {
+            let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
+            let mut executor = load(name, options, devices);
+            for chunk in [64, 1] {
+                let error = error_in_chunks(&mut executor, name, chunk);
+                assert!(
+                    error < BOUND,
+                    "{name} on {tensor_parallel} × {pipeline_parallel}, chunks of {chunk}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequence_gets_the_same_logits_in_any_company() {
+    let name = "mistral-window";
+    let (ids, exact) = expected(name);
+    let width = exact.len() / ids.len();
+    let mut executor = load(name, cuda_options(), "0");
+    let reversed: Vec<u32> = ids.iter().rev().copied().collect();
+    executor.forward(&Batch { sequences: vec![sequence(&ids[..50], 0, 9, LogitsWanted::None)] }).unwrap();
+    let close = |executor: &CudaExecutor, row: usize, token: usize| {
+        let error = relative_error(executor.logits(row).unwrap(), &exact[token * width..][..width]);
+        assert!(error < BOUND, "token {token}: {error}");
+    };
+    // A decode between prefills, of which one wants nothing.
+    let mixed = vec![
+        sequence(&reversed[..33], 0, 19, LogitsWanted::Last),
+        sequence(&ids[50..51], 50, 9, LogitsWanted::Last),
+        sequence(&reversed[..20], 0, 29, LogitsWanted::None),
+    ];
+    executor.forward(&Batch { sequences: mixed }).unwrap();
+    close(&executor, 1, 50);
+    // Decodes alone, more than a power of two.
+    let decodes = vec![
+        sequence(&reversed[33..34], 33, 19, LogitsWanted::Last),
+        sequence(&reversed[20..21], 20, 29, LogitsWanted::Last),
+        sequence(&ids[51..52], 51, 9, LogitsWanted::Last),
+    ];
+    executor.forward(&Batch { sequences: decodes }).unwrap();
+    close(&executor, 2, 51);
+    let rest = vec![sequence(&ids[52..], 52, 9, LogitsWanted::All)];
+    executor.forward(&Batch { sequences: rest }).unwrap();
+    (52..ids.len()).for_each(|token| close(&executor, token - 52, token));
+}
+
+#[test]
+fn tokens_are_drawn_as_the_processor_draws_them() {
+    let (ids, _) = expected("llama-gqa");
+    let mut executor = load("llama-gqa", cuda_options(), "0");
+    let batch = Batch { sequences: vec![sequence(&ids[..20], 0, 9, LogitsWanted::Tail(4))] };
+    executor.forward(&batch).unwrap();
+    let samplings = [
+        Sampling { temperature: 0.0, ..Sampling::default() },
+        Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, ..Sampling::default() },
+        Sampling { min_p: 0.1, frequency_penalty: 1.0, presence_penalty: 0.5, ..Sampling::default() },
+        Sampling { repetition_penalty: 1.8, logit_bias: vec![(3, 4.0), (5, -100.0)], ..Sampling::default() },
+    ];
+    let mask: Vec<u32> = (0..10).map(|word| 0x5555_1234 << (word % 3)).collect();
+    for step in 0..8 {
+        let rows: Vec<LogitRow<'_>> = samplings
+            .iter()
+            .enumerate()
+            .map(|(row, sampling)| {
+                LogitRow::Sample(SampleRow {
+                    row,
+                    sampling,
+                    seed: 11,
+                    step,
+                    mask: (row % 2 == 1).then_some(&mask[..]),
+                    banned: &[4, 8],
+                    prompt: &ids[..10],
+                    output: &ids[10..20],
+                    top_logprobs: None,
+                })
+            })
+            .collect();
+        let drawn = executor.sample(&rows).unwrap();
+        for (row, drawn) in rows.iter().zip(drawn) {
+            let expected = draw(Isa::detect(), executor.logits(row.row()).unwrap(), row).unwrap();
+            assert_eq!(drawn, expected, "{row:?}");
+        }
+    }
+    let score = LogitRow::Score(ScoreRow { row: 2, target: 7, top: 3 });
+    let scored = executor.sample(std::slice::from_ref(&score)).unwrap();
+    let expected = draw(Isa::detect(), executor.logits(2).unwrap(), &score).unwrap();
+    assert_eq!(scored, [expected]);
+    let greedy = &samplings[0];
+    let none = SampleRow { mask: Some(&[]), ..sample_of(greedy) };
+    let error = executor.sample(&[LogitRow::Sample(none)]).unwrap_err().to_string();
+    assert!(error.contains("leave no token"), "{error}");
+    assert!(executor.sample(&[LogitRow::Sample(SampleRow { row: 4, ..sample_of(greedy) })]).is_err());
+}
+
+fn sample_of(sampling: &Sampling) -> SampleRow<'_> {
+    SampleRow {
+        row: 0,
+        sampling,
+        seed: 0,
+        step: 0,
+        mask: None,
+        banned: &[],
+        prompt: &[],
+        output: &[],
+        top_logprobs: None,
+    }
+}
+
+#[test]
+fn greedy_tokens_are_those_of_the_processor() {
+    for name in MODELS {
+        let checkpoint = open(name);
+        let mut cuda = model(&checkpoint, cuda_options(), "0", 1).unwrap().executor(0).unwrap();
+        let cpu_options = ExecutorOptions { kv: KvDtype::F32, ..cuda_options() };
+        let mut cpu = CpuExecutor::load(&checkpoint, cpu_options).unwrap();
+        let (ids, _) = expected(name);
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let mut next = ids[..8].to_vec();
+        let mut start = 0;
+        for _ in 0..12 {
+            let batch = Batch { sequences: vec![sequence(&next, start, 9, LogitsWanted::Last)] };
+            start += next.len();
+            cuda.forward(&batch).unwrap();
+            cpu.forward(&batch).unwrap();
+            let row = LogitRow::Sample(sample_of(&greedy));
+            let found = cuda.sample(std::slice::from_ref(&row)).unwrap()[0].token;
+            let logits = cpu.logits(0).unwrap();
+            let largest = logits.iter().fold(f32::MIN, |a, b| a.max(*b));
+            let scale = logits.iter().fold(0f32, |a, b| a.max(b.abs()));
+            // Another token only if rounding cannot tell the two apart.
+            assert!(largest - logits[found as usize] < BOUND * scale, "{name} at {start}");
+            next = vec![cpu.sample(&[row]).unwrap()[0].token];
+        }
+    }
+}
+
+#[test]
+fn replicas_share_the_weights_of_a_device_and_divide_what_is_left() {
+    let checkpoint = open("llama-gqa");
+    let options = ExecutorOptions { kv_tokens: None, ..cuda_options() };
+    // One device for both, as opened twice.
+    let device = Device::emulated(Emulation { memory_bytes: 32 << 20, multiprocessors: 2 });
+    let shared = device.clone();
+    let opened = Box::new(move |_| Ok(shared.clone()));
+    let mut model = CudaModel::new(&checkpoint, options, Ordinals::FIRST, 2, opened).unwrap();
+    let mut executors = [model.executor(0).unwrap(), model.executor(1).unwrap()];
+    let buffers = executors.each_ref().map(|executor| executor.leader().weights.buffer.address());
+    assert_eq!(buffers[0], buffers[1]);
+    let [first, second] = executors.each_ref().map(|executor| executor.plan().kv_bytes);
+    assert!(first.abs_diff(second) * 10 < first, "{first} and {second}");
+    assert!(first + second > 16 << 20, "most of the memory became pages: {first}");
+    let memory = device.memory().unwrap();
+    assert!(memory.free >= memory.total / 200, "and some is spare: {memory:?}");
+    for executor in &mut executors {
+        assert!(error_in_chunks(executor, "llama-gqa", 64) < BOUND);
+        let plan = executor.plan();
+        assert!(plan.weight_bytes > 0 && plan.activation_bytes > 0 && plan.graph_bytes > 0, "{plan}");
+    }
+}
+
+#[test]
+fn what_a_device_cannot_do_or_hold_is_refused_before_the_first_step() {
+    let refused = |name: &str, options, devices: &str, replicas| -> String {
+        let checkpoint = open(name);
+        let made = model(&checkpoint, options, devices, replicas).and_then(|mut model| model.executor(0));
+        made.err().expect("refused").to_string()
+    };
+    let base = cuda_options();
+    let error = refused("qwen3-qknorm", base, "0", 1);
+    assert!(error.contains("head_size") && error.contains("24"), "{error}");
+    let error = refused("llama-gqa", ExecutorOptions { kv: KvDtype::I8, ..base }, "0", 1);
+    assert!(error.contains("kv") && error.contains("16 bits"), "{error}");
+    let error = refused("llama-gqa", ExecutorOptions { kv_tokens: Some(1 << 24), ..base }, "0", 1);
+    assert!(error.contains("kv_tokens") && error.contains("room for"), "{error}");
+    let error = refused("llama-gqa", base, "0,1", 1);
+    assert!(error.contains("2 devices") && error.contains("raise replicas"), "{error}");
+    let error = refused("llama-gqa", ExecutorOptions { tensor_parallel: 3, ..base }, "0", 1);
+    assert!(error.contains("possible: 1, 2, 4"), "{error}");
+    let error = refused("llama-gqa", ExecutorOptions { pipeline_parallel: 4, ..base }, "0", 1);
+    assert!(error.contains("3 layers"), "{error}");
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused_and_leave_the_executor_usable() {
+    let mut executor = load("llama-gqa", cuda_options(), "0");
+    let good = sequence(&[5, 6, 7], 0, 9, LogitsWanted::Last);
+    let mut bad = good.clone();
+    bad.pages[0] = crate::batch::PageId(32);
+    assert!(executor.forward(&Batch { sequences: vec![bad] }).unwrap_err().to_string().contains("page"));
+    assert!(executor.logits(0).is_err());
+    executor.forward(&Batch { sequences: vec![good] }).unwrap();
+    assert!(executor.logits(0).is_ok() && executor.logits(1).is_err());
+    executor.forward(&Batch::default()).unwrap();
+    assert!(executor.logits(0).is_err());
+}
+
+#[test]
+fn weights_keep_the_format_of_their_file_or_become_activations() {
+    let options = ExecutorOptions { activations: None, ..cuda_options() };
+    let executor = load("llama-gqa", options, "0");
+    let layout = &executor.leader().weights.layout;
+    assert_eq!(layout.activation, Activation::Bf16);
+    // Queries, keys and values are one matrix, and so are gate and up.
+    assert!(layout.layers.iter().all(|layer| layer.qkv.len() == 1 && layer.gate_up.len() == 1));
+}
