@@ -30,8 +30,8 @@ pub enum KernelError {
          nvidia-cuda-nvrtc with its `lib` folder in LD_LIBRARY_PATH"
     )]
     NoNvrtc { tried: String },
-    #[error("{library} lacks the function {symbol}; install NVRTC {oldest} or newer")]
-    NvrtcFunction { library: String, symbol: &'static str, oldest: &'static str },
+    #[error("{library} lacks the function {symbol}; install {oldest} or newer")]
+    LibraryFunction { library: String, symbol: &'static str, oldest: &'static str },
     #[error("NVRTC {version} does not compile for {architecture}; install NVRTC {oldest} or newer")]
     OldNvrtc { version: NvrtcVersion, architecture: Architecture, oldest: &'static str },
     #[error("NVRTC: {call} failed: {reason}")]

@@ -13,6 +13,7 @@ pub mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
+mod library;
 pub mod nvrtc;
 pub mod operation;
 pub mod source;
