@@ -7,8 +7,10 @@
 
 pub mod architecture;
 mod backend;
+pub mod blas;
 pub mod compile;
 mod cubin_cache;
+pub mod cublas_lt;
 pub mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
