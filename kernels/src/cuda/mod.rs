@@ -8,6 +8,7 @@
 pub mod architecture;
 mod backend;
 pub mod blas;
+pub mod ceilings;
 pub mod compile;
 mod cubin_cache;
 pub mod cublas_lt;
