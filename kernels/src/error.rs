@@ -49,6 +49,8 @@ pub enum KernelError {
     Cublas { call: &'static str, reason: String },
     #[error("cuBLASLt has no algorithm for {layout}: {reason}")]
     NoAlgorithm { layout: Layout, reason: String },
+    #[error("compiled kernels cannot be written to {folder}: {reason}; name a folder that can be")]
+    Shipping { folder: String, reason: String },
     #[error("no kernels for a device of compute capability {major}.{minor}: they are made for {made_for}")]
     Architecture { major: u32, minor: u32, made_for: &'static str },
     #[error("no CUDA device: {reason}")]

@@ -19,6 +19,7 @@ mod emulated;
 mod library;
 pub mod nvrtc;
 pub mod operation;
+pub mod shipped;
 pub mod source;
 pub mod usage;
 
