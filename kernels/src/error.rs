@@ -2,6 +2,7 @@
 
 use crate::DType;
 use crate::cuda::architecture::Architecture;
+use crate::cuda::blas::Layout;
 use crate::cuda::nvrtc::NvrtcVersion;
 
 /// A shape, size or format that an operation cannot work on.
@@ -30,14 +31,26 @@ pub enum KernelError {
          nvidia-cuda-nvrtc with its `lib` folder in LD_LIBRARY_PATH"
     )]
     NoNvrtc { tried: String },
-    #[error("{library} lacks the function {symbol}; install NVRTC {oldest} or newer")]
-    NvrtcFunction { library: String, symbol: &'static str, oldest: &'static str },
+    #[error("{library} lacks the function {symbol}; install {oldest} or newer")]
+    LibraryFunction { library: String, symbol: &'static str, oldest: &'static str },
     #[error("NVRTC {version} does not compile for {architecture}; install NVRTC {oldest} or newer")]
     OldNvrtc { version: NvrtcVersion, architecture: Architecture, oldest: &'static str },
     #[error("NVRTC: {call} failed: {reason}")]
     Nvrtc { call: &'static str, reason: String },
     #[error("{source_name} does not compile for {architecture}:\n{log}")]
     Compilation { source_name: &'static str, architecture: Architecture, log: String },
+    #[error(
+        "cuBLASLt, which multiplies dense weights, was not found (tried {tried}); Skep's own product on tensor cores does it \
+         instead. To have it, install the CUDA toolkit, or the Python package nvidia-cublas with its `lib` folder in \
+         LD_LIBRARY_PATH"
+    )]
+    NoCublas { tried: String },
+    #[error("cuBLASLt: {call} failed: {reason}")]
+    Cublas { call: &'static str, reason: String },
+    #[error("cuBLASLt has no algorithm for {layout}: {reason}")]
+    NoAlgorithm { layout: Layout, reason: String },
+    #[error("compiled kernels cannot be written to {folder}: {reason}; name a folder that can be")]
+    Shipping { folder: String, reason: String },
     #[error("no kernels for a device of compute capability {major}.{minor}: they are made for {made_for}")]
     Architecture { major: u32, minor: u32, made_for: &'static str },
     #[error("no CUDA device: {reason}")]

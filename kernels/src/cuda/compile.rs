@@ -1,21 +1,27 @@
-//! From a source to a module that a device loads: compiled once on a machine, then read from its cache.
+//! From a source to a module that a device loads: shipped with the binary, or compiled once on a machine and then read from its
+//! cache.
 //!
-//! Invariant: a cached module was made of these very sources, with these options, by this version of the compiler. No module
-//! is lost because it could not be cached.
+//! Invariant: a module that is found was made of these very sources, with these options; a cached one by this version of the
+//! compiler as well. No module is lost because it could not be cached, and no compiler is needed for what is found.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use super::architecture::Architecture;
 use super::cubin_cache::{self, Key};
 use super::nvrtc::{Compiled, Nvrtc};
+use super::shipped;
 use super::source::Source;
 use super::usage::{self, Usage};
 use crate::KernelError;
 
-/// Compiles, and remembers in a folder what it compiled.
+/// Finds modules, or compiles them and remembers in a folder what it compiled.
 pub struct Compiler {
-    nvrtc: Nvrtc,
+    /// Looked for when something has to be compiled.
+    nvrtc: OnceLock<Result<Nvrtc, KernelError>>,
+    nvrtc_place: Option<PathBuf>,
     cache: Option<PathBuf>,
+    shipped: Option<PathBuf>,
 }
 
 /// One source's kernels for one architecture.
@@ -29,6 +35,8 @@ pub struct Module {
 /// Where a module came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
+    /// It came with the binary.
+    Shipped,
     /// It had been compiled before.
     Cache,
     /// It was compiled now. The next time it is read from the cache.
@@ -40,45 +48,71 @@ pub enum Origin {
 impl Compiler {
     /// `cache` is a folder of its own; it is made when it is needed.
     pub fn new(nvrtc: Nvrtc, cache: Option<PathBuf>) -> Self {
-        Compiler { nvrtc, cache }
+        Compiler { nvrtc: OnceLock::from(Ok(nvrtc)), ..Compiler::when_needed(None, cache) }
+    }
+
+    /// Opens NVRTC at this place, or where the system has it, when something has to be compiled; only then its absence is an
+    /// error.
+    pub fn when_needed(nvrtc_place: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
+        Compiler { nvrtc: OnceLock::new(), nvrtc_place, cache, shipped: None }
+    }
+
+    /// Takes what there is in this folder, which is only read. What is not is compiled.
+    pub fn with_shipped(self, folder: Option<PathBuf>) -> Self {
+        Compiler { shipped: folder, ..self }
     }
 
     /// The kernels of a source. Several threads may compile at once.
     pub fn module(&self, source: Source, architecture: Architecture) -> Result<Module, KernelError> {
-        let options = options(architecture);
-        let Some(folder) = &self.cache else {
-            let compiled = self.compile(source, architecture, &options)?;
-            return Ok(module(compiled, Origin::Uncached("no folder was given".to_owned())));
-        };
-        let key = self.key(source, &options);
-        if let Some(compiled) = cubin_cache::read(folder, key) {
-            return Ok(module(compiled, Origin::Cache));
+        // First, because the key of a cached module has the version of NVRTC, which is a library of a hundred megabytes.
+        if let Some(folder) = &self.shipped
+            && let Some(compiled) = shipped::read(folder, source, architecture)
+        {
+            return Ok(module(compiled, Origin::Shipped));
         }
-        let compiled = self.compile(source, architecture, &options)?;
+        let (compiled, origin) = self.compiled(source, architecture)?;
+        Ok(module(compiled, origin))
+    }
+
+    /// By this machine's NVRTC, now or before.
+    pub(super) fn compiled(
+        &self,
+        source: Source,
+        architecture: Architecture,
+    ) -> Result<(Compiled, Origin), KernelError> {
+        let nvrtc = self.nvrtc()?;
+        let compile = || {
+            nvrtc.check_architecture(architecture)?;
+            nvrtc.compile(source, architecture, &options(architecture))
+        };
+        let Some(folder) = &self.cache else {
+            return Ok((compile()?, Origin::Uncached("no folder was given".to_owned())));
+        };
+        let key = key(source, architecture, &nvrtc.version().to_string());
+        if let Some(compiled) = cubin_cache::read(folder, key) {
+            return Ok((compiled, Origin::Cache));
+        }
+        let compiled = compile()?;
         let origin = match cubin_cache::write(folder, key, &compiled) {
             Ok(()) => Origin::Compiler,
             Err(error) => Origin::Uncached(format!("{}: {error}", folder.display())),
         };
-        Ok(module(compiled, origin))
+        Ok((compiled, origin))
     }
 
-    fn compile(
-        &self,
-        source: Source,
-        architecture: Architecture,
-        options: &[String],
-    ) -> Result<Compiled, KernelError> {
-        self.nvrtc.check_architecture(architecture)?;
-        self.nvrtc.compile(source, architecture, options)
+    /// The compiler of this machine.
+    pub fn nvrtc(&self) -> Result<&Nvrtc, KernelError> {
+        let open = || Nvrtc::open(self.nvrtc_place.as_deref());
+        self.nvrtc.get_or_init(open).as_ref().map_err(Clone::clone)
     }
+}
 
-    fn key(&self, source: Source, options: &[String]) -> Key {
-        let version = self.nvrtc.version().to_string();
-        let headers = source.headers();
-        let texts = std::iter::once(&source).chain(&headers).flat_map(|source| [source.name, source.text]);
-        let options = options.iter().map(String::as_str);
-        Key::of(texts.chain(options).chain([version.as_str()]).map(str::as_bytes))
-    }
+/// Of all that a module is made of, and who made it or for what.
+pub(super) fn key(source: Source, architecture: Architecture, maker: &str) -> Key {
+    let (headers, options) = (source.headers(), options(architecture));
+    let texts = std::iter::once(&source).chain(&headers).flat_map(|source| [source.name, source.text]);
+    let options = options.iter().map(String::as_str);
+    Key::of(texts.chain(options).chain([maker]).map(str::as_bytes))
 }
 
 fn options(architecture: Architecture) -> Vec<String> {
@@ -90,6 +124,6 @@ fn options(architecture: Architecture) -> Vec<String> {
     ]
 }
 
-fn module(compiled: Compiled, origin: Origin) -> Module {
+pub(super) fn module(compiled: Compiled, origin: Origin) -> Module {
     Module { cubin: compiled.cubin, kernels: usage::of_log(&compiled.log), origin }
 }

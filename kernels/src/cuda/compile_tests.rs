@@ -12,7 +12,7 @@ use super::architecture::Architecture;
 use super::compile::{Compiler, Origin};
 use super::nvrtc::Nvrtc;
 use super::source::SOURCES;
-use super::usage::Usage;
+use super::usage::{self, Usage};
 
 const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
 
@@ -49,14 +49,14 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         (0..threads).for_each(|_| drop(scope.spawn(work)));
     });
-    let mut usages = usages.into_inner().unwrap();
-    usages.sort_by(|a, b| (&a.1.kernel, a.0).cmp(&(&b.1.kernel, b.0)));
+    let usages = usages.into_inner().unwrap();
     let mut compiled: Vec<String> = usages.iter().map(|(_, usage)| usage.kernel.clone()).collect();
+    compiled.sort_unstable();
     compiled.dedup();
     let mut known = skep_cuda_host::kernels();
     known.sort_unstable();
     assert_eq!(compiled, known, "what is tested on the processor is what devices run");
-    println!("{}", table(&usages));
+    println!("{}", usage::table(&usages));
     let faults: Vec<_> = usages
         .iter()
         .filter(|(architecture, usage)| usage.spilled_bytes > may_spill(*architecture, usage))
@@ -94,21 +94,6 @@ fn may_spill(architecture: Architecture, usage: &Usage) -> u32 {
     let fits =
         |(name, of, _): &&(&str, Architecture, u32)| usage.kernel.starts_with(name) && *of == architecture;
     MAY_SPILL.iter().find(fits).map_or(0, |(_, _, bytes)| *bytes)
-}
-
-/// Registers of each kernel by architecture, with the bytes that it spills if there are any.
-fn table(usages: &[(Architecture, Usage)]) -> String {
-    let mut text = format!("{:32}", "registers");
-    Architecture::ALL.iter().for_each(|architecture| text += &format!("{architecture:>9}"));
-    for kernel in usages.chunk_by(|a, b| a.1.kernel == b.1.kernel) {
-        text += &format!("\n{:32}", kernel[0].1.kernel);
-        for (_, usage) in kernel {
-            let spilled =
-                if usage.spilled_bytes > 0 { format!("+{}B", usage.spilled_bytes) } else { String::new() };
-            text += &format!("{:>9}", format!("{}{spilled}", usage.registers));
-        }
-    }
-    text
 }
 
 pub(super) fn nvrtc() -> Nvrtc {

@@ -7,14 +7,19 @@
 
 pub mod architecture;
 mod backend;
+pub mod blas;
+pub mod ceilings;
 pub mod compile;
 mod cubin_cache;
+pub mod cublas_lt;
 pub mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
+mod library;
 pub mod nvrtc;
 pub mod operation;
+pub mod shipped;
 pub mod source;
 pub mod usage;
 

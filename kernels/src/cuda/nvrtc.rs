@@ -1,9 +1,7 @@
 //! NVRTC, the library that compiles CUDA C++ at run time; it needs neither a device nor a driver.
 //!
-//! Invariant: what is missing is an error that names it, never a panic. Its few functions are looked up here because cudarc
-//! looks for a library of its own version only, at no path of the caller's, and panics where one of them is missing.
+//! Invariant: what is missing is an error that names it, never a panic.
 
-use std::error::Error as _;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,14 +9,15 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 use super::architecture::Architecture;
+use super::library;
 use super::source::Source;
 use crate::KernelError;
 
-/// Where it is looked for, the newest first. Names without a folder are found as the system finds libraries.
+/// Where it is looked for, the newest first.
 const PLACES: [&str; 4] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"];
 /// The first one with all functions and C++20.
-const OLDEST: &str = "12.0";
+const OLDEST: &str = "NVRTC 12.0";
 /// No log is longer: beyond this it is cut.
 const MAX_LOG_BYTES: usize = 64 << 10;
 
@@ -51,45 +50,25 @@ pub struct Nvrtc {
     _library: Library,
 }
 
-macro_rules! functions {
-    ($($field:ident: $symbol:literal ($($argument:ty),*)),* $(,)?) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-        }
-
-        impl Functions {
-            fn find(library: &Library, place: &Path) -> Result<Self, KernelError> {
-                let lacking = |symbol| KernelError::NvrtcFunction {
-                    library: place.display().to_string(),
-                    symbol,
-                    oldest: OLDEST,
-                };
-                // SAFETY: the types are those of nvrtc.h, which has not changed them in any version.
-                unsafe {
-                    Ok(Functions {
-                        $($field: *library.get($symbol).map_err(|_| lacking($symbol))?,)*
-                        error_string: *library
-                            .get("nvrtcGetErrorString")
-                            .map_err(|_| lacking("nvrtcGetErrorString"))?,
-                    })
-                }
-            }
-        }
-    };
-}
-
-functions! {
-    version: "nvrtcVersion" (*mut c_int, *mut c_int),
-    architecture_count: "nvrtcGetNumSupportedArchs" (*mut c_int),
-    architectures: "nvrtcGetSupportedArchs" (*mut c_int),
-    create: "nvrtcCreateProgram" (*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char),
-    compile: "nvrtcCompileProgram" (Program, c_int, *const *const c_char),
-    destroy: "nvrtcDestroyProgram" (*mut Program),
-    cubin_size: "nvrtcGetCUBINSize" (Program, *mut usize),
-    cubin: "nvrtcGetCUBIN" (Program, *mut c_char),
-    log_size: "nvrtcGetProgramLogSize" (Program, *mut usize),
-    log: "nvrtcGetProgramLog" (Program, *mut c_char),
+library::functions! {
+    version: "nvrtcVersion" (*mut c_int, *mut c_int) -> c_int,
+    architecture_count: "nvrtcGetNumSupportedArchs" (*mut c_int) -> c_int,
+    architectures: "nvrtcGetSupportedArchs" (*mut c_int) -> c_int,
+    create: "nvrtcCreateProgram" (
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    compile: "nvrtcCompileProgram" (Program, c_int, *const *const c_char) -> c_int,
+    destroy: "nvrtcDestroyProgram" (*mut Program) -> c_int,
+    cubin_size: "nvrtcGetCUBINSize" (Program, *mut usize) -> c_int,
+    cubin: "nvrtcGetCUBIN" (Program, *mut c_char) -> c_int,
+    log_size: "nvrtcGetProgramLogSize" (Program, *mut usize) -> c_int,
+    log: "nvrtcGetProgramLog" (Program, *mut c_char) -> c_int,
+    error_string: "nvrtcGetErrorString" (c_int) -> *const c_char,
 }
 
 /// A program that is given back when it is no longer needed.
@@ -108,23 +87,15 @@ impl Drop for Owned<'_> {
 impl Nvrtc {
     /// The library at this place, or the newest that the system finds. The caller vouches for the file: its code is run.
     pub fn open(place: Option<&Path>) -> Result<Self, KernelError> {
-        let places: Vec<PathBuf> = match place {
-            Some(place) => vec![place.to_owned()],
-            None => PLACES.iter().map(PathBuf::from).collect(),
+        let (library, place) =
+            library::open(place, &PLACES).map_err(|tried| KernelError::NoNvrtc { tried })?;
+        let lacking = |symbol| KernelError::LibraryFunction {
+            library: place.display().to_string(),
+            symbol,
+            oldest: OLDEST,
         };
-        let mut tried = Vec::new();
-        for place in places {
-            // SAFETY: NVIDIA's library does nothing when it is loaded.
-            match unsafe { Library::new(&place) } {
-                Ok(library) => return Nvrtc::with(library, place),
-                Err(error) => tried.push(reason(&place, &error)),
-            }
-        }
-        Err(KernelError::NoNvrtc { tried: tried.join(", ") })
-    }
-
-    fn with(library: Library, place: PathBuf) -> Result<Self, KernelError> {
-        let functions = Functions::find(&library, &place)?;
+        // SAFETY: the types are those of nvrtc.h, which has not changed them in any version.
+        let functions = unsafe { Functions::find(&library, lacking) }?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two integers that it writes.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
@@ -234,13 +205,6 @@ impl Functions {
     }
 }
 
-/// Which file was tried, and what the system's loader said unless it is that there is none.
-fn reason(place: &Path, error: &libloading::Error) -> String {
-    let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    let name = place.display();
-    if said.contains("No such file") { name.to_string() } else { format!("{name}: {said}") }
-}
-
 fn c_string(text: &str) -> CString {
     CString::new(text).expect("sources and options have no zero byte")
 }
@@ -260,7 +224,7 @@ mod tests {
     fn a_library_of_another_kind_lacks_functions() {
         // The C library is on every machine that runs this.
         let error = Nvrtc::open(Some(Path::new("libc.so.6"))).err().expect("not NVRTC");
-        assert!(matches!(&error, KernelError::NvrtcFunction { symbol: "nvrtcVersion", .. }), "{error}");
+        assert!(matches!(&error, KernelError::LibraryFunction { symbol: "nvrtcVersion", .. }), "{error}");
         assert!(error.to_string().contains("12.0 or newer"), "{error}");
     }
 }

@@ -1,5 +1,9 @@
 //! What a kernel takes of a multiprocessor, as the assembler reports it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::architecture::Architecture;
+
 /// Of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -10,6 +14,30 @@ pub struct Usage {
     pub spilled_bytes: u32,
     /// Of a block, known when it was compiled.
     pub shared_bytes: u32,
+}
+
+/// Registers of each kernel by architecture, with the bytes that it spills if there are any.
+pub fn table(usages: &[(Architecture, Usage)]) -> String {
+    let architectures: BTreeSet<Architecture> =
+        usages.iter().map(|(architecture, _)| *architecture).collect();
+    let mut kernels: BTreeMap<&str, BTreeMap<Architecture, &Usage>> = BTreeMap::new();
+    for (architecture, usage) in usages {
+        kernels.entry(&usage.kernel).or_default().insert(*architecture, usage);
+    }
+    let mut text = format!("{:32}", "registers");
+    architectures.iter().for_each(|architecture| text += &format!("{architecture:>9}"));
+    for (kernel, by_architecture) in kernels {
+        text += &format!("\n{kernel:32}");
+        for architecture in &architectures {
+            let cell = match by_architecture.get(architecture) {
+                Some(Usage { registers, spilled_bytes: 0, .. }) => registers.to_string(),
+                Some(Usage { registers, spilled_bytes, .. }) => format!("{registers}+{spilled_bytes}B"),
+                None => "-".to_owned(),
+            };
+            text += &format!("{cell:>9}");
+        }
+    }
+    text
 }
 
 /// Reads a log of `--ptxas-options=-v`.
@@ -43,6 +71,25 @@ fn number_before(line: &str, what: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn usage(kernel: &str, registers: u32, spilled_bytes: u32, shared_bytes: u32) -> Usage {
+        Usage { kernel: kernel.to_owned(), registers, spilled_bytes, shared_bytes }
+    }
+
+    #[test]
+    fn a_table_has_a_column_for_each_architecture_and_says_what_is_spilled_or_lacking() {
+        let usages = [
+            (Architecture::Sm90a, usage("b", 64, 0, 0)),
+            (Architecture::Sm80, usage("a", 255, 12, 0)),
+            (Architecture::Sm90a, usage("a", 40, 0, 0)),
+        ];
+        let table = table(&usages);
+        let lines: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines,
+            [vec!["registers", "sm_80", "sm_90a"], vec!["a", "255+12B", "40"], vec!["b", "-", "64"]]
+        );
+    }
+
     #[test]
     fn each_kernel_of_a_log_has_its_own_figures() {
         let log = "\
@@ -55,12 +102,6 @@ ptxas info    : Compiling entry function 'b_f16' for 'sm_80'
 ptxas info    : Function properties for b_f16
     16 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
 ptxas info    : Used 255 registers, 400 bytes cmem[0]";
-        let usage = |kernel: &str, registers, spilled_bytes, shared_bytes| Usage {
-            kernel: kernel.to_owned(),
-            registers,
-            spilled_bytes,
-            shared_bytes,
-        };
         assert_eq!(of_log(log), [usage("a_bf16", 47, 0, 128), usage("b_f16", 255, 12, 0)]);
     }
 }

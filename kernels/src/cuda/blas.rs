@@ -1,0 +1,459 @@
+//! Products of dense weights through cuBLASLt: planned once for each shape, then only launched.
+//!
+//! Asking the library for an algorithm takes longer than many of the products do, so plans are kept. The library takes matrices
+//! that lie column by column; a row-major one is its own transpose in that order, so `y^T = weights · x^T` is computed, and
+//! nothing is moved.
+//!
+//! Invariant: a plan is used only for operands that lie as its layout says. The library needs not be there: without it `open`
+//! is an error, and `gemm` multiplies.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::fmt;
+use std::hash::Hash;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cudaDataType};
+use cudarc::driver::sys::CUstream;
+
+use super::cublas_lt::{CublasLt, CublasVersion, Handle, Matrices, Matrix, Operands, Preference, Product};
+use super::device::{Device, DeviceBuffer};
+use super::matmul::{MatmulParams, Sums};
+use super::{Activation, Address};
+use crate::KernelError;
+
+const OP: &str = "dense product";
+/// What the library's own documentation recommends for its largest devices.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// Shapes of a model times the sizes of its batches; each plan is a few hundred bytes.
+const MAX_PLANS: usize = 8192;
+/// Less than this the fast algorithms cannot use; more than the other they do not ask for.
+const ALIGNMENTS: (u64, u64) = (16, 256);
+/// The library counts in 32 bits.
+const MAX_SIZE: u32 = i32::MAX.unsigned_abs();
+
+/// All of a product that an algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    pub weights: Columns,
+    pub x: Columns,
+    pub y: Columns,
+    pub bias: bool,
+    /// Of all addresses, in bytes.
+    pub alignment: u32,
+}
+
+/// A matrix as the library sees it: columns that begin `stride` values apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Columns {
+    pub format: Format,
+    pub rows: u32,
+    pub columns: u32,
+    pub stride: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// The library on one device, for the queue of that device.
+pub struct Blas {
+    plans: Mutex<Plans<Layout, Plan>>,
+    workspace: DeviceBuffer,
+    handle: Handle,
+    library: Arc<CublasLt>,
+    /// After what is in its context.
+    device: Device,
+}
+
+struct Plan {
+    product: Product,
+    weights: Matrix,
+    x: Matrix,
+    y: Matrix,
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+/// At most so many plans. What would be one more makes all be forgotten: the shapes have changed, and those that are still wanted
+/// are soon back.
+struct Plans<K, P> {
+    most: usize,
+    made: HashMap<K, P>,
+}
+
+impl Blas {
+    pub fn open(device: &Device) -> Result<Self, KernelError> {
+        let library = Arc::new(CublasLt::open(None)?);
+        let workspace = device.uninitialised(WORKSPACE_BYTES)?;
+        // The handle is made for the context of this thread, which is now the device's.
+        stream(device)?;
+        let handle = Handle::new(&library)?;
+        let plans = Mutex::new(Plans::of_at_most(MAX_PLANS));
+        Ok(Blas { plans, workspace, handle, library, device: device.clone() })
+    }
+
+    pub fn version(&self) -> CublasVersion {
+        self.library.version()
+    }
+
+    /// The name or path by which the library was found.
+    pub fn place(&self) -> &Path {
+        self.library.place()
+    }
+
+    /// Puts `y = x · weights^T + bias` behind everything that was put into the queue before; weights, and a bias, are in the
+    /// format of the activations. The first product of a layout is planned, which takes longer and may load the algorithm's
+    /// code: do that before it is recorded.
+    ///
+    /// # Safety
+    /// The addresses are valid on the device for these shapes until the queue has been waited for.
+    pub unsafe fn matmul(&self, params: &MatmulParams, activation: Activation) -> Result<(), KernelError> {
+        let layout = Layout::of(params, activation)?;
+        if params.rows == 0 {
+            return Ok(());
+        }
+        let stream = stream(&self.device)?;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = plans.get(layout, || self.plan(layout))?;
+        if layout.bias {
+            plan.product.set_bias(params.bias.0)?;
+        }
+        let operands = Operands {
+            a: params.weights.0 as *const c_void,
+            b: params.x.0 as *const c_void,
+            d: params.y.0 as *mut c_void,
+            workspace: self.workspace.address().0 as *mut c_void,
+            workspace_bytes: self.workspace.bytes(),
+        };
+        // SAFETY: the plan was made for this layout, the workspace is used in this queue only, and the caller vouches for the
+        // rest.
+        unsafe {
+            self.handle.multiply(stream.cast(), &plan.product, plan.matrices(), &plan.algorithm, operands)
+        }
+    }
+
+    fn plan(&self, layout: Layout) -> Result<Plan, KernelError> {
+        let library = &self.library;
+        let mut product = Product::new(library, layout.bias)?;
+        if layout.bias {
+            // Any: the library only looks at whether there is one.
+            product.set_bias(ALIGNMENTS.1)?;
+        }
+        let matrix = |of: Columns| {
+            let (rows, columns, stride) = (of.rows.into(), of.columns.into(), of.stride.into());
+            Matrix::new(library, of.format.of_library(), rows, columns, stride)
+        };
+        let (weights, x, y) = (matrix(layout.weights)?, matrix(layout.x)?, matrix(layout.y)?);
+        let preference = Preference::new(library, self.workspace.bytes(), layout.alignment)?;
+        let algorithm = self
+            .handle
+            .fastest(&product, Matrices { a: &weights, b: &x, d: &y }, &preference)
+            .map_err(|error| KernelError::NoAlgorithm { layout, reason: error.to_string() })?;
+        Ok(Plan { product, weights, x, y, algorithm })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // What is given back now was made in the device's context, and another may be this thread's.
+        let _ = self.device.stream();
+    }
+}
+
+impl Plan {
+    fn matrices(&self) -> Matrices<'_> {
+        Matrices { a: &self.weights, b: &self.x, d: &self.y }
+    }
+}
+
+impl Layout {
+    /// Of a product that can be computed. One without rows can be, with nothing to do.
+    pub fn of(params: &MatmulParams, activation: Activation) -> Result<Self, KernelError> {
+        let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, sums, .. } = *params;
+        for (what, size) in [("inputs", inputs), ("outputs", outputs), ("y_stride", y_stride)] {
+            super::multiple_of_8(OP, what, size)?;
+            super::at_most(OP, what, size, MAX_SIZE)?;
+        }
+        super::at_most(OP, "rows", rows, MAX_SIZE)?;
+        let takes = || format!("at least the {outputs} outputs");
+        super::supported(y_stride >= outputs, OP, "y_stride", y_stride, takes)?;
+        let biases = u32::from(bias != Address::NONE);
+        let takes = || "none".to_owned();
+        super::supported(sums != Sums::F32 || biases == 0, OP, "the biases of float32 sums", biases, takes)?;
+        let (least, most) = ALIGNMENTS;
+        let alignment = 1u32 << (x.0 | weights.0 | bias.0 | y.0 | most).trailing_zeros();
+        let takes = || format!("a multiple of {least}");
+        let what = "the alignment of an address in bytes";
+        super::supported(u64::from(alignment) >= least, OP, what, alignment, takes)?;
+        let factors = match activation {
+            Activation::Bf16 => Format::Bf16,
+            Activation::F16 => Format::F16,
+        };
+        let output = match sums {
+            Sums::Activations => factors,
+            Sums::F32 => Format::F32,
+        };
+        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
+        Ok(Layout {
+            weights: columns(factors, inputs, outputs, inputs),
+            x: columns(factors, inputs, rows, inputs),
+            y: columns(output, outputs, rows, y_stride),
+            bias: biases > 0,
+            alignment,
+        })
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> std::fmt::Result {
+        let Layout { weights, x, y, bias, alignment } = *self;
+        let (rows, inputs, outputs) = (x.columns, weights.rows, weights.columns);
+        let bias = if bias { " and a bias" } else { "" };
+        write!(f, "{rows} rows of {inputs} inputs and {outputs} outputs ({:?} to {:?}", x.format, y.format)?;
+        write!(f, ", rows {} apart, aligned to {alignment} bytes){bias}", y.stride)
+    }
+}
+
+impl Format {
+    fn of_library(self) -> cudaDataType {
+        match self {
+            Format::Bf16 => cudaDataType::CUDA_R_16BF,
+            Format::F16 => cudaDataType::CUDA_R_16F,
+            Format::F32 => cudaDataType::CUDA_R_32F,
+        }
+    }
+}
+
+impl<K: Copy + Eq + Hash, P> Plans<K, P> {
+    fn of_at_most(most: usize) -> Self {
+        Plans { most, made: HashMap::new() }
+    }
+
+    fn get(&mut self, key: K, make: impl FnOnce() -> Result<P, KernelError>) -> Result<&mut P, KernelError> {
+        if self.made.len() >= self.most && !self.made.contains_key(&key) {
+            self.made.clear();
+        }
+        match self.made.entry(key) {
+            Entry::Occupied(plan) => Ok(plan.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert(make()?)),
+        }
+    }
+}
+
+/// The stream behind a device's queue; its context is this thread's.
+fn stream(device: &Device) -> Result<CUstream, KernelError> {
+    device.stream().ok_or_else(|| KernelError::NoDevice {
+        reason: format!("cuBLASLt multiplies on NVIDIA's devices, and {} is none", device.name()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::device::Emulation;
+    use crate::{cuda::on_device, random::Random};
+
+    const BF16: Activation = Activation::Bf16;
+
+    fn dense(rows: u32, inputs: u32, outputs: u32) -> MatmulParams {
+        MatmulParams {
+            x: Address(0x10_0000),
+            weights: Address(0x20_0000),
+            scales: Address::NONE,
+            bias: Address::NONE,
+            y: Address(0x30_0000),
+            rows,
+            inputs,
+            outputs,
+            y_stride: outputs,
+            sums: Sums::Activations,
+            scale_rows: 0,
+            scale_columns: 0,
+        }
+    }
+
+    #[test]
+    fn row_major_operands_are_described_as_their_transposes() {
+        let params = MatmulParams { y_stride: 80, sums: Sums::F32, ..dense(5, 64, 24) };
+        let layout = Layout::of(&params, BF16).unwrap();
+        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
+        assert_eq!(layout.weights, columns(Format::Bf16, 64, 24, 64));
+        assert_eq!(layout.x, columns(Format::Bf16, 64, 5, 64));
+        assert_eq!(layout.y, columns(Format::F32, 24, 5, 80));
+        assert!(!layout.bias);
+    }
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        let error = Blas::open(&Device::emulated(Emulation::default())).err().expect("no CUDA device");
+        let text = error.to_string();
+        assert!(text.contains("was not found") || text.contains("emulated is none"), "{text}");
+    }
+
+    #[test]
+    fn a_plan_serves_only_products_that_lie_alike() {
+        let params = dense(5, 64, 24);
+        let layout = |params: MatmulParams| Layout::of(&params, BF16).unwrap();
+        let elsewhere = MatmulParams { x: Address(0x50_0000), y: Address(0x60_0000), ..params };
+        assert_eq!(layout(params), layout(elsewhere));
+        let mut all = [
+            params,
+            dense(6, 64, 24),
+            dense(5, 72, 24),
+            dense(5, 64, 32),
+            MatmulParams { y_stride: 32, ..params },
+            MatmulParams { sums: Sums::F32, ..params },
+            MatmulParams { bias: Address(0x40_0000), ..params },
+            MatmulParams { x: Address(0x10_0010), ..params },
+        ]
+        .map(layout)
+        .to_vec();
+        all.push(Layout::of(&params, Activation::F16).unwrap());
+        for (i, one) in all.iter().enumerate() {
+            all[..i].iter().for_each(|other| assert_ne!(one, other));
+        }
+    }
+
+    #[test]
+    fn alignment_is_what_all_addresses_share_and_no_more_than_is_asked_for() {
+        let with = |x, bias| {
+            let params = MatmulParams { x: Address(x), bias: Address(bias), ..dense(5, 64, 24) };
+            Layout::of(&params, BF16)
+        };
+        assert_eq!(with(0x1000, 0).unwrap().alignment, 256);
+        assert_eq!(with(0x1040, 0).unwrap().alignment, 64);
+        assert_eq!(with(0x1040, 0x2010).unwrap().alignment, 16);
+        let text = with(0x1008, 0).unwrap_err().to_string();
+        assert!(text.contains("alignment") && text.contains("multiple of 16"), "{text}");
+    }
+
+    #[test]
+    fn what_no_algorithm_takes_is_refused() {
+        let with_bias = MatmulParams { bias: Address(0x40_0000), ..dense(5, 64, 24) };
+        for (params, what) in [
+            (dense(5, 63, 24), "inputs is 63"),
+            (dense(5, 0, 24), "inputs is 0"),
+            (dense(5, 64, 20), "outputs is 20"),
+            (MatmulParams { y_stride: 26, ..dense(5, 64, 24) }, "y_stride is 26"),
+            (MatmulParams { y_stride: 16, ..dense(5, 64, 24) }, "at least the 24 outputs"),
+            (MatmulParams { sums: Sums::F32, ..with_bias }, "the biases of float32 sums is 1"),
+            (dense(1 << 31, 64, 24), "rows is 2147483648"),
+            (dense(5, 1 << 31, 24), "inputs is 2147483648"),
+        ] {
+            let text = Layout::of(&params, BF16).expect_err("refused").to_string();
+            assert!(text.contains(what), "{text}");
+        }
+        assert!(Layout::of(&dense(0, 64, 24), BF16).is_ok(), "nothing to do");
+    }
+
+    #[test]
+    fn an_algorithm_that_is_not_found_names_the_shape() {
+        let params = MatmulParams { bias: Address(0x40_0000), y_stride: 32, ..dense(5, 64, 24) };
+        let layout = Layout::of(&params, BF16).unwrap();
+        let text = KernelError::NoAlgorithm { layout, reason: "unsupported".to_owned() }.to_string();
+        for part in ["5 rows", "64 inputs", "24 outputs", "32 apart", "Bf16 to Bf16", "a bias", "unsupported"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn plans_are_made_once_and_their_number_has_a_bound() {
+        let mut plans = Plans::of_at_most(2);
+        let mut made = Vec::new();
+        for key in [1, 2, 1, 2, 3, 3, 1] {
+            let plan = plans.get(key, || {
+                made.push(key);
+                Ok(key * 10)
+            });
+            assert_eq!(plan, Ok(&mut (key * 10)));
+            assert!(plans.made.len() <= 2);
+        }
+        assert_eq!(made, [1, 2, 3, 1]);
+        let error = KernelError::TooLarge { op: OP, what: "it" };
+        assert_eq!(plans.get(4, || Err(error.clone())), Err(error));
+        assert_eq!(plans.get(4, || Ok(40)), Ok(&mut 40), "a failure is not kept");
+    }
+
+    /// A product on the device, and what it should be.
+    fn check(device: &Device, blas: &Blas, shape: MatmulParams, activation: Activation, with_bias: bool) {
+        let MatmulParams { rows, inputs, outputs, y_stride, sums, .. } = shape;
+        let [rows, inputs, outputs, stride] = [rows, inputs, outputs, y_stride].map(|size| size as usize);
+        let mut random = Random::fresh();
+        let x = activation.random(&mut random, rows * inputs);
+        let weights = activation.random(&mut random, outputs * inputs);
+        let bias = activation.random(&mut random, outputs);
+        let encode = |value: f32| match sums {
+            Sums::Activations => activation.encode(value).to_le_bytes().to_vec(),
+            Sums::F32 => value.to_le_bytes().to_vec(),
+        };
+        let decode = |bytes: &[u8]| match sums {
+            Sums::Activations => activation.decode(u16::from_le_bytes(bytes.try_into().unwrap())),
+            Sums::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+        };
+        let copied = |values: &[u16]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+            device.copied(&bytes).unwrap()
+        };
+        let [x_there, weights_there, bias_there] = [&x, &weights, &bias].map(|of| copied(of.values()));
+        let mut found = encode(-77.0).repeat(rows * stride);
+        let y_there = device.copied(&found).unwrap();
+        let params = MatmulParams {
+            x: x_there.address(),
+            weights: weights_there.address(),
+            bias: if with_bias { bias_there.address() } else { Address::NONE },
+            y: y_there.address(),
+            ..shape
+        };
+        // SAFETY: buffers of these shapes, which are kept until they have been read.
+        unsafe { blas.matmul(&params, activation) }.unwrap();
+        y_there.read(&mut found).unwrap();
+        let bytes = found.len() / (rows * stride);
+        let values = |of: &[u16]| of.iter().map(|bits| activation.decode(*bits)).collect::<Vec<f64>>();
+        let (x, weights, bias) = (values(x.values()), values(weights.values()), values(bias.values()));
+        let rounding = if sums == Sums::F32 { 0.0 } else { activation.rounding() };
+        for (row, (found, x)) in found.chunks(stride * bytes).zip(x.chunks(inputs)).enumerate() {
+            let found: Vec<f64> = found.chunks(bytes).map(decode).collect();
+            for (output, weights) in weights.chunks(inputs).enumerate() {
+                let sum: f64 = x.iter().zip(weights).map(|(x, w)| x * w).sum();
+                let expected = if with_bias { sum + bias[output] } else { sum };
+                let difference = (found[output] - expected).abs();
+                let bound = 1e-6 * inputs as f64 + expected.abs() * rounding;
+                assert!(difference <= bound, "{params:?} at {row}, {output}: {difference} from {expected}");
+            }
+            assert!(found[outputs..].iter().all(|value| *value == -77.0), "{params:?} wrote between rows");
+        }
+    }
+
+    #[test]
+    fn products_on_a_device_are_those_of_a_plain_reference() {
+        on_device::with(|device| {
+            let blas = match Blas::open(device) {
+                Ok(blas) => blas,
+                Err(error @ KernelError::NoCublas { .. }) => return eprintln!("skipped: {error}"),
+                Err(error) => panic!("{error}"),
+            };
+            let planned = || blas.plans.lock().unwrap().made.len();
+            for (rows, inputs, outputs, y_stride) in
+                [(1, 64, 8, 8), (7, 256, 72, 72), (33, 512, 136, 200), (160, 1024, 256, 256)]
+            {
+                for activation in Activation::ALL {
+                    for (sums, with_bias) in
+                        [(Sums::Activations, false), (Sums::Activations, true), (Sums::F32, false)]
+                    {
+                        let shape = MatmulParams { y_stride, sums, ..dense(rows, inputs, outputs) };
+                        let before = planned();
+                        check(device, &blas, shape, activation, with_bias);
+                        check(device, &blas, shape, activation, with_bias);
+                        assert_eq!(planned(), before + 1, "planned once");
+                    }
+                }
+            }
+        });
+    }
+}

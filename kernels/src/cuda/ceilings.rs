@@ -1,0 +1,207 @@
+//! What a device can do at most, measured here and now, to hold kernels against: how fast memory is copied, and how fast dense
+//! matrices are multiplied.
+//!
+//! Invariant: nothing that is timed finds its data in a cache from the time before, as nothing does in a step of a model.
+
+use half::{bf16, f16};
+
+use super::blas::Blas;
+use super::device::{Device, DeviceBuffer};
+use super::matmul::{MatmulParams, Sums};
+use super::{Activation, Address};
+use crate::KernelError;
+
+/// Several times the L2 cache of any device.
+const FAR_BEYOND_L2_BYTES: usize = 512 << 20;
+/// Of an address that every kernel is content with.
+const ALIGNMENT_BYTES: usize = 256;
+const ACTIVATION_BYTES: usize = 2;
+/// Values that are put into memory again and again: with zeros a device draws less power, and is faster than with a model.
+const PATTERN_VALUES: usize = 1 << 20;
+/// Of which the median is taken.
+const RUNS: usize = 9;
+/// A run repeats what takes less: events are a microsecond or so apart however little is between them.
+const RUN_MS: f64 = 5.0;
+const MAX_REPEATS: f64 = 1000.0;
+/// No clock sees less.
+const CLOCK_MS: f64 = 1e-6;
+
+/// A product `[rows, inputs] · [inputs, outputs]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gemm {
+    pub rows: u32,
+    pub inputs: u32,
+    pub outputs: u32,
+    pub activation: Activation,
+}
+
+/// How fast the driver copies on the device, in GB/s: bytes that are read and bytes that are written both count.
+pub fn copy_gb_per_s(device: &Device) -> Result<f64, KernelError> {
+    copy_of(device, FAR_BEYOND_L2_BYTES)
+}
+
+/// How fast cuBLASLt multiplies on the device, in TFLOP/s: a product and its sum are two operations. Weights are read from
+/// memory each time.
+pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, KernelError> {
+    let Gemm { rows, inputs, outputs, activation } = gemm;
+    let bytes_of = |rows: u32, columns: u32| {
+        crate::error::product("gemm", "a matrix", &[rows as usize, columns as usize, ACTIVATION_BYTES])
+    };
+    let one = bytes_of(outputs, inputs)?.max(1).next_multiple_of(ALIGNMENT_BYTES);
+    let copies = FAR_BEYOND_L2_BYTES.div_ceil(one);
+    let whole = crate::error::product("gemm", "the weights", &[one, copies])?;
+    let weights = filled(device, whole, activation)?;
+    let x = filled(device, bytes_of(rows, inputs)?, activation)?;
+    let y = device.zeroed(bytes_of(rows, outputs)?)?;
+    let mut next = 0;
+    let ms = median_ms(device, || {
+        let at = weights.slice().part(next * one..(next + 1) * one)?;
+        next = (next + 1) % copies;
+        let params = MatmulParams {
+            x: x.address(),
+            weights: at.address(),
+            scales: Address::NONE,
+            bias: Address::NONE,
+            y: y.address(),
+            rows,
+            inputs,
+            outputs,
+            y_stride: outputs,
+            sums: Sums::Activations,
+            scale_rows: 0,
+            scale_columns: 0,
+        };
+        // SAFETY: the buffers are as long as the shapes say, and are kept until the queue has been waited for.
+        unsafe { blas.matmul(&params, activation) }
+    });
+    // What failed in between may have left some of it in the queue.
+    device.synchronize()?;
+    let operations = 2.0 * f64::from(rows) * f64::from(inputs) * f64::from(outputs);
+    Ok(operations / ms? / 1e9)
+}
+
+fn copy_of(device: &Device, bytes: usize) -> Result<f64, KernelError> {
+    let (from, to) = (device.zeroed(bytes)?, device.zeroed(bytes)?);
+    let ms = median_ms(device, || device.copy(from.slice(), to.slice()))?;
+    Ok(2.0 * bytes as f64 / ms / 1e6)
+}
+
+/// Milliseconds that the device is busy with it.
+fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
+    let (begin, end) = (device.event()?, device.event()?);
+    let mut run = |times: usize| {
+        begin.record()?;
+        (0..times).try_for_each(|_| work())?;
+        end.record()?;
+        device.synchronize()?;
+        Ok::<f64, KernelError>(f64::from(begin.milliseconds_until(&end)?) / times as f64)
+    };
+    // The first is planned, and its code is loaded.
+    run(1)?;
+    let times = repeats(run(1)?);
+    let mut found = [0.0; RUNS];
+    for ms in &mut found {
+        *ms = run(times)?;
+    }
+    found.sort_by(f64::total_cmp);
+    Ok(found[RUNS / 2].max(CLOCK_MS))
+}
+
+/// How often it is done in a run, if it takes so long once.
+fn repeats(ms: f64) -> usize {
+    (RUN_MS / ms).ceil().clamp(1.0, MAX_REPEATS) as usize
+}
+
+/// Numbers between -1 and 1.
+fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<DeviceBuffer, KernelError> {
+    let pattern = device.copied(&pattern(activation))?;
+    let buffer = device.uninitialised(bytes)?;
+    for start in (0..bytes).step_by(pattern.bytes()) {
+        let length = pattern.bytes().min(bytes - start);
+        device.copy(pattern.slice().part(0..length)?, buffer.slice().part(start..start + length)?)?;
+    }
+    // The pattern is given back.
+    device.synchronize()?;
+    Ok(buffer)
+}
+
+fn pattern(activation: Activation) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut next = || {
+        // The multiplier and the step are Knuth's.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    let value = |_| match activation {
+        Activation::Bf16 => bf16::from_f32(next()).to_le_bytes(),
+        Activation::F16 => f16::from_f32(next()).to_le_bytes(),
+    };
+    (0..PATTERN_VALUES).flat_map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{device::Emulation, on_device};
+
+    #[test]
+    fn short_work_is_repeated_and_long_work_is_not() {
+        for (ms, expected) in [(7.0, 1), (5.0, 1), (1.0, 5), (0.3, 17), (0.0, 1000), (1e-9, 1000)] {
+            assert_eq!(repeats(ms), expected, "{ms} ms");
+        }
+    }
+
+    #[test]
+    fn matrices_hold_numbers_of_both_signs_and_no_others() {
+        let device = Device::emulated(Emulation::default());
+        for activation in Activation::ALL {
+            // A whole pattern and a part of one.
+            let mut bytes = vec![0; 2 * PATTERN_VALUES + 6];
+            filled(&device, bytes.len(), activation).unwrap().read(&mut bytes).unwrap();
+            assert_eq!(bytes[2 * PATTERN_VALUES..], bytes[..6]);
+            let bits = bytes.chunks(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+            let values: Vec<f64> = bits.map(|bits| activation.decode(bits)).collect();
+            assert!(values.iter().all(|value| value.abs() <= 1.0));
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            assert!(mean.abs() < 0.01, "{mean}");
+        }
+    }
+
+    #[test]
+    fn work_that_fails_is_an_error_and_no_rate() {
+        let device = Device::emulated(Emulation::default());
+        let error = KernelError::TooLarge { op: "test", what: "it" };
+        assert_eq!(median_ms(&device, || Err(error.clone())), Err(error));
+    }
+
+    #[test]
+    fn copies_have_a_rate() {
+        let rate = copy_of(&Device::emulated(Emulation::default()), 1 << 20).unwrap();
+        assert!(rate > 0.0 && rate.is_finite(), "{rate}");
+        on_device::with(|device| {
+            let rate = copy_gb_per_s(device).unwrap();
+            // Between a slow bus and anything that is built.
+            assert!((10.0..100_000.0).contains(&rate), "{rate} GB/s");
+            println!("copies: {rate:.0} GB/s");
+        });
+    }
+
+    #[test]
+    fn products_have_a_rate_where_the_library_is() {
+        on_device::with(|device| {
+            let blas = match Blas::open(device) {
+                Ok(blas) => blas,
+                Err(error @ KernelError::NoCublas { .. }) => return eprintln!("skipped: {error}"),
+                Err(error) => panic!("{error}"),
+            };
+            for rows in [16, 4096] {
+                let gemm = Gemm { rows, inputs: 4096, outputs: 4096, activation: Activation::Bf16 };
+                let rate = gemm_tflops(device, &blas, gemm).unwrap();
+                assert!((0.1..100_000.0).contains(&rate), "{rate} TFLOP/s");
+                println!("{rows} rows: {rate:.1} TFLOP/s");
+            }
+            let odd = Gemm { rows: 4, inputs: 4, outputs: 8, activation: Activation::Bf16 };
+            assert!(gemm_tflops(device, &blas, odd).is_err());
+        });
+    }
+}
