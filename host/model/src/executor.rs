@@ -19,6 +19,7 @@ mod threads;
 use std::time::Duration;
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use skep_kernels::Isa;
@@ -105,10 +106,20 @@ pub enum Placement {
 /// Tokens that the KV pool on the processor holds, if nobody says how many.
 pub const CPU_KV_TOKENS: usize = 32768;
 
+/// Where compiled CUDA kernels are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelFolders {
+    /// Those that this machine has compiled.
+    pub cache: Option<&'static Path>,
+    /// Those that came with the binary.
+    pub shipped: Option<&'static Path>,
+}
+
 /// How to load a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
     pub device: DeviceChoice,
+    pub kernels: KernelFolders,
     /// Of all ranks together, each of which has one at least. `None`: one per physical core.
     pub threads: Option<usize>,
     /// `None`: the fastest that the machine supports.
@@ -136,6 +147,7 @@ impl Default for ExecutorOptions {
     fn default() -> Self {
         ExecutorOptions {
             device: DeviceChoice::Cpu,
+            kernels: KernelFolders::default(),
             threads: None,
             isa: None,
             placement: Placement::Free,

@@ -7,8 +7,10 @@
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Piece};
 use super::attention_prefill::{self, AttentionPrefillParams, QueryTile};
+use super::blas::Blas;
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
+use super::gemv;
 use super::matmul::{self, MatmulParams, Sums, Weights};
 use super::qkv::{self, Pairing, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
@@ -239,12 +241,14 @@ impl Device {
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first.
+    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first. Dense weights and many rows go through
+    /// cuBLASLt, if there is one.
     pub fn matmul(
         &self,
         matrix: &Matrix<'_>,
         of: &Product<'_>,
         activation: Activation,
+        blas: Option<&Blas>,
     ) -> Result<(), KernelError> {
         const OP: &str = "matmul";
         let Product { x, rows, y, y_stride, sums } = *of;
@@ -279,6 +283,10 @@ impl Device {
             scale_rows,
             scale_columns,
         };
+        if let Some(blas) = blas.filter(|_| weights == Weights::Plain && rows > gemv::MAX_ROWS) {
+            // SAFETY: the slices are as long as the shapes say.
+            return unsafe { blas.matmul(&params, activation) };
+        }
         let launch = matmul::launch(&params, weights, activation)?;
         // SAFETY: the slices are as long as the shapes say.
         unsafe { self.launch(&launch, &params) }

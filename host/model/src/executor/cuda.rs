@@ -13,7 +13,7 @@ mod step;
 mod weights;
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use skep_kernels::Isa;
 use skep_kernels::KernelError;
@@ -42,6 +42,8 @@ pub struct CudaExecutor {
     /// Stage by stage. Recordings are dropped before what they use.
     recordings: HashMap<DecodeShape, Vec<Vec<Recording>>>,
     stages: Vec<Vec<Rank>>,
+    /// Shapes of steps that there have been.
+    launched: HashSet<DecodeShape>,
     cuts: Cuts,
     /// Where steps are copied from in turn, and which is next.
     inputs: [HostBuffer; 2],
@@ -125,13 +127,15 @@ impl CudaExecutor {
         }
     }
 
-    /// Records a step of a shape, unless that was done. Whether there is a recording of it.
+    /// Records a step of a shape that was launched before: what has to be planned or loaded for it was. Whether there is a
+    /// recording of it.
     fn record(&mut self, step: &Step) -> Result<bool, ModelError> {
         let Some(shape) = step.shape else { return Ok(false) };
         if self.recordings.contains_key(&shape) {
             return Ok(true);
         }
-        if self.recordings.len() == MOST_RECORDINGS {
+        let is_first = self.launched.insert(shape);
+        if is_first || self.recordings.len() == MOST_RECORDINGS {
             return Ok(false);
         }
         let mut of_stages = Vec::new();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use skep_kernels::KernelError;
 use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, Slice};
 use skep_kernels::cuda::matmul::Sums;
 use skep_kernels::cuda::operation::{
@@ -28,6 +29,8 @@ const LOOKS_PER_US: u64 = 10;
 
 pub(super) struct Rank {
     pub(super) device: Device,
+    /// For dense weights, if the library is there.
+    pub(super) blas: Option<Blas>,
     pub(super) weights: Arc<DeviceWeights>,
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
@@ -147,7 +150,8 @@ impl Rank {
         sums: Sums,
     ) -> Result<(), ModelError> {
         let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, sums };
-        Ok(self.device.matmul(&self.weights.matrix(matrix)?, &product, self.shape.activation)?)
+        let matrix = self.weights.matrix(matrix)?;
+        Ok(self.device.matmul(&matrix, &product, self.shape.activation, self.blas.as_ref())?)
     }
 
     fn norm(

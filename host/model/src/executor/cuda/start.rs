@@ -4,12 +4,14 @@
 //! of each kind is tried.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use skep_kernels::Isa;
+use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::Device;
+use skep_kernels::cuda::matmul::Weights;
 
 use super::CudaExecutor;
 use super::layout::{Layout, activation_of};
@@ -55,6 +57,7 @@ struct Seat {
 struct Begun {
     seat: Seat,
     device: Device,
+    blas: Option<Blas>,
     weights: Arc<DeviceWeights>,
     sizes: Sizes,
     places: RoomPlaces,
@@ -111,6 +114,12 @@ impl<'a> CudaModel<'a> {
                 begun.device.reach(&other.device)?;
             }
         }
+        for begun in stages.iter().flatten() {
+            // Kernels take memory too.
+            let loaded = begun.device.ready()?;
+            let device = begun.device.name();
+            tracing::debug!(device, cached = loaded.cached, compiled = loaded.compiled, "loaded kernels");
+        }
         let pages = self.page_count(replica, &stages)?;
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
         let limits = limits(self.checkpoint.config(), &options)?;
@@ -134,6 +143,7 @@ impl<'a> CudaModel<'a> {
         let mut executor = CudaExecutor {
             recordings: HashMap::new(),
             stages: finished,
+            launched: HashSet::new(),
             cuts,
             inputs,
             next_input: 0,
@@ -191,7 +201,8 @@ impl<'a> CudaModel<'a> {
         let cuts = cuts(&device, &sizes, &weights.layout, 0);
         let places =
             RoomPlaces::new(&sizes, &cuts, &weights.layout, config, self.options.tensor_parallel, draws);
-        Ok(Begun { seat, device, weights, sizes, places })
+        let blas = blas(&device, &weights.layout);
+        Ok(Begun { seat, device, blas, weights, sizes, places })
     }
 
     fn layers(&self, stage: usize) -> Range<usize> {
@@ -264,7 +275,7 @@ impl<'a> CudaModel<'a> {
         plan: &mut MemoryPlan,
     ) -> Result<Rank, ModelError> {
         let rooms_bytes = self.rooms_bytes(&begun);
-        let Begun { device, weights, mut sizes, places, .. } = begun;
+        let Begun { device, blas, weights, mut sizes, places, .. } = begun;
         sizes.page_count = pages + 1;
         // Signals and the failure are zeros at first; the rest is written before it is read.
         let rooms = Arc::new(device.zeroed(places.bytes)?);
@@ -286,6 +297,7 @@ impl<'a> CudaModel<'a> {
             handed_on: device.event()?,
             copied: [device.event()?, device.event()?],
             device,
+            blas,
             weights,
             sizes,
             places,
@@ -310,6 +322,22 @@ impl CudaExecutor {
             self.finish()?;
         }
         Ok(())
+    }
+}
+
+/// The library for dense weights, if the model has some and the library is there.
+fn blas(device: &Device, layout: &Layout) -> Option<Blas> {
+    let dense = |layer: &super::layout::LayerPlaces| layer.down.weights == Weights::Plain;
+    device.stream()?;
+    if !layout.layers.iter().any(dense) {
+        return None;
+    }
+    match Blas::open(device) {
+        Ok(blas) => Some(blas),
+        Err(error) => {
+            tracing::info!(%error, "dense weights are multiplied by Skep's own kernels");
+            None
+        }
     }
 }
 
