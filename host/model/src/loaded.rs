@@ -18,6 +18,10 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     pub template: Arc<ChatTemplate>,
     pub executor: Box<dyn Executor>,
+    /// Where the executor runs, for people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    pub device: String,
+    /// Why it runs on the processor, though it could have been a device that the machine may have.
+    pub fallback: Option<String>,
 }
 
 impl LoadedModel {
@@ -54,6 +58,8 @@ impl LoadedModel {
                     tokenizer: tokenizer.clone(),
                     template: template.clone(),
                     executor: weights.executor(options)?,
+                    device: weights.device.clone(),
+                    fallback: weights.fallback.clone(),
                 })
             })
             .collect()

@@ -10,7 +10,7 @@ use skep_kernels::matmul::Activations;
 use super::limits::limits;
 use super::sharded::ShardedExecutor;
 use super::threads::{share_of, tier_and_threads};
-use super::{CpuExecutor, Executor, ExecutorOptions, option, pipeline};
+use super::{CpuExecutor, DeviceChoice, Executor, ExecutorOptions, option, pipeline};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::Local;
 use crate::config::ModelConfig;
@@ -27,6 +27,10 @@ const MAX_RANKS: usize = 64;
 /// Loaded once; cheap to clone.
 #[derive(Clone)]
 pub struct ModelWeights {
+    /// Where its executors run, for people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    pub device: String,
+    /// Why that is the processor, though it could have been a device that the machine may have.
+    pub fallback: Option<String>,
     pub(super) config: ModelConfig,
     pub(super) bytes: u64,
     pub(super) tensor_parallel: usize,
@@ -40,6 +44,10 @@ pub struct ModelWeights {
 impl ModelWeights {
     /// Packs the weights for the ranks that the options ask for. The checkpoint's pages are released on the way.
     pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
+        if let DeviceChoice::Cuda(_) = options.device {
+            let problem = format!("no model runs on {} yet; use cpu, or auto", options.device);
+            return Err(option("device", problem));
+        }
         let config = checkpoint.config().clone();
         // Packing takes long, so what cannot be met is refused first.
         limits(&config, options)?;
@@ -55,8 +63,16 @@ impl ModelWeights {
             bytes += weights.bytes();
         }
         drop(pool);
-        let mut loaded =
-            ModelWeights { config, bytes, tensor_parallel: ranks, stages, parts: Vec::new(), cost: None };
+        let mut loaded = ModelWeights {
+            device: "cpu".to_owned(),
+            fallback: None,
+            config,
+            bytes,
+            tensor_parallel: ranks,
+            stages,
+            parts: Vec::new(),
+            cost: None,
+        };
         if stages == 1 {
             loaded.parts = models.into_iter().map(Arc::new).collect();
         } else {
