@@ -8,6 +8,7 @@ use skep_cli::{
     progress::Silent,
     server::{self, DataDir, ServerOptions},
 };
+use skep_model::ExecutorOptions;
 use std::{
     collections::HashMap,
     net::SocketAddr,
@@ -35,6 +36,8 @@ impl Host {
             listen: "127.0.0.1:0".parse().unwrap(),
             data: data.map_or(DataDir::InMemory, |path| DataDir::Path(path.to_owned())),
             model: model_path().to_str().unwrap().to_owned(),
+            // What is expected of the default model was computed on the processor.
+            executor: ExecutorOptions::default(),
             ..ServerOptions::default()
         }
     }

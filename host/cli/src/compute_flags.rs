@@ -3,8 +3,12 @@
 use skep_kernels::Isa;
 use skep_model::{ExecutorOptions, KvDtype, Placement};
 
+use crate::device_flag::DeviceFlag;
+
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ComputeFlags {
+    #[command(flatten)]
+    pub device: DeviceFlag,
     /// Instructions to use: portable, avx2 or avx512 [default: the best there are]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
@@ -19,6 +23,7 @@ pub struct ComputeFlags {
 impl ComputeFlags {
     /// Puts the flags that were given over `options`.
     pub fn apply(&self, options: &mut ExecutorOptions) {
+        options.device = self.device.over(options.device);
         options.isa = self.isa.or(options.isa);
         options.kv = self.kv.unwrap_or(options.kv);
         if self.pin {

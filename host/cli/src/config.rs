@@ -24,8 +24,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
 use skep_engine::{Routing, Speculation};
-use skep_model::{KvDtype, Placement};
+use skep_model::{DeviceChoice, KvDtype, Placement};
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
@@ -59,6 +60,9 @@ pub struct Config {
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: Option<String>,
+    /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices.
+    #[serde(deserialize_with = "device")]
+    pub device: Option<DeviceChoice>,
     #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
     pub engine: EngineConfig,
@@ -228,6 +232,7 @@ impl Config {
         if let Some(data) = &self.data {
             options.data = DataDir::Path(data.clone());
         }
+        set(&mut options.executor.device, &self.device);
         options.threads = self.threads.or(options.threads);
         let engine = &self.engine;
         set(&mut options.replicas, &engine.replicas);
@@ -275,6 +280,10 @@ impl Config {
         options.runtime.ceilings = self.limits.over(&options.runtime.ceilings);
         Ok(())
     }
+}
+
+fn device<'de, D: Deserializer<'de>>(reader: D) -> Result<Option<DeviceChoice>, D::Error> {
+    String::deserialize(reader)?.parse().map(Some).map_err(D::Error::custom)
 }
 
 impl From<RoutingConfig> for Routing {
@@ -376,6 +385,10 @@ mod tests {
     #[test]
     fn a_value_that_cannot_work_is_an_error_with_its_place_and_range() {
         for (text, expected) in [
+            (
+                "model = \"x\"\ndevice = \"gpu\"\n",
+                "line 2: device: unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1",
+            ),
             ("threads = 0\n", "line 1: threads: 0 is out of range; it may be 1 to 256"),
             ("[engine]\nkv_tokens = 10\n", "[engine] kv_tokens: 10 is out of range; it may be 256 to"),
             ("[engine]\nreplicas = 0\n", "line 2: [engine] replicas: 0 is out of range; it may be 1 to 64"),

@@ -13,6 +13,7 @@ pub mod commands;
 pub mod compute_flags;
 pub mod config;
 mod data_lock;
+pub mod device_flag;
 pub mod embedded;
 pub mod failure;
 pub mod guest_build;

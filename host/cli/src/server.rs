@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow};
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_gateway::{GatewayOptions, RateLimiter, RateOptions};
-use skep_model::{ExecutorOptions, LoadedModel, ModelError};
+use skep_model::{DeviceChoice, ExecutorOptions, LoadedModel, ModelError};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -22,6 +22,7 @@ use crate::agent_source::AgentSource;
 use crate::catalog;
 use crate::config::{AuthOptions, rates_of_open_host};
 use crate::data_lock::DataLock;
+use crate::device_flag::report_fallback;
 use crate::progress::{Progress, Silent};
 
 /// What a host is started with.
@@ -78,7 +79,7 @@ impl Default for ServerOptions {
             model: catalog::DEFAULT_MODEL.to_owned(),
             threads: None,
             replicas: NonZeroUsize::MIN,
-            executor: ExecutorOptions::default(),
+            executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
             engine: EngineOptions::default(),
             runtime: RuntimeOptions::default(),
             gateway: GatewayOptions::default(),
@@ -169,6 +170,7 @@ pub fn open_engine(
         ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
         error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
     })?;
+    report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
     let engine =
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
     step.finish("");
@@ -178,6 +180,7 @@ pub fn open_engine(
 /// Where an option of the executor is set.
 fn setting(option: &str) -> String {
     match option {
+        "device" => "--device, or `device` in skep.toml".to_owned(),
         "threads" => "--threads, or `threads` in skep.toml".to_owned(),
         "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
         "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),

@@ -73,6 +73,8 @@ pub struct ModelInfo {
     pub bos: Option<u32>,
     pub add_bos: bool,
     pub replicas: usize,
+    /// Where it runs, for people; several if its replicas do not run in one place.
+    pub device: String,
     /// Of all replicas.
     pub memory: MemoryPlan,
     pub created_unix_s: u64,
@@ -149,6 +151,7 @@ impl Engine {
             bos: first.config.bos,
             add_bos: first.config.add_bos,
             replicas: models.len(),
+            device: devices(&models),
             memory: MemoryPlan::of_replicas(models.iter().map(|model| model.executor.plan())),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
@@ -298,6 +301,13 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("model", &self.shared.info.name).finish_non_exhaustive()
     }
+}
+
+/// Each place that a replica runs in, once.
+fn devices(models: &[LoadedModel]) -> String {
+    let mut devices: Vec<&str> = models.iter().map(|model| model.device.as_str()).collect();
+    devices.dedup();
+    devices.join(", ")
 }
 
 fn is_same_model(one: &LoadedModel, other: &LoadedModel) -> bool {

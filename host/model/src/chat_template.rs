@@ -6,6 +6,7 @@
 mod clock;
 mod json;
 
+pub use clock::civil_date;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};

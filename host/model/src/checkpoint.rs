@@ -6,6 +6,7 @@
 
 mod folder;
 mod layout;
+mod synthetic;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +50,8 @@ pub struct Tensor<'a> {
 enum Source {
     Gguf(GgufFile),
     Folder(Box<Folder>),
+    /// Weights that nobody trained: no tokenizer, no template.
+    Synthetic,
 }
 
 /// Where a tensor lies.
@@ -134,6 +137,7 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => tokenizer::from_gguf(file, &self.files[0]),
             Source::Folder(folder) => folder.tokenizer(),
+            Source::Synthetic => Ok(None),
         }
     }
 
@@ -142,6 +146,7 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => self.gguf_template(file),
             Source::Folder(folder) => folder.chat_template(),
+            Source::Synthetic => Ok(None),
         }
     }
 
@@ -150,6 +155,7 @@ impl Checkpoint {
         match self.source {
             Source::Gguf(_) => "GGUF",
             Source::Folder(_) => "safetensors",
+            Source::Synthetic => "random weights",
         }
     }
 

@@ -7,6 +7,7 @@ mod architecture;
 mod gguf;
 mod huggingface;
 mod rope;
+mod shapes;
 
 pub use architecture::Architecture;
 pub(crate) use gguf::from_gguf;

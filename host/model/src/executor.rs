@@ -11,6 +11,7 @@ mod fixture;
 mod limits;
 mod model_weights;
 mod pipeline;
+mod placed;
 mod rank;
 mod sharded;
 mod step_logits;
@@ -30,12 +31,12 @@ use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 pub use cpu::CpuExecutor;
-pub(crate) use cuda::CudaModel;
 pub use device::{DeviceChoice, Ordinals};
 pub use model_weights::ModelWeights;
+pub use placed::PlacedExecutor;
 use step_logits::StepLogits;
 pub use threads::physical_cores;
-pub(crate) use threads::share_of;
+use threads::share_of;
 
 /// Computes steps of one model.
 pub trait Executor: Send {

@@ -36,7 +36,7 @@ pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use error::ModelError;
 pub use executor::{
     CPU_KV_TOKENS, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions, KernelFolders,
-    KvDtype, MemoryPlan, ModelWeights, Ordinals, Placement, physical_cores,
+    KvDtype, MemoryPlan, ModelWeights, Ordinals, PlacedExecutor, Placement, physical_cores,
 };
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};

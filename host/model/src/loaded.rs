@@ -8,7 +8,7 @@ use crate::chat_template::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::executor::{Executor, ExecutorOptions, ModelWeights, physical_cores, share_of};
+use crate::executor::{Executor, ExecutorOptions, PlacedExecutor};
 use crate::tokenizer::Tokenizer;
 
 /// Everything that the engine needs of a model.
@@ -18,6 +18,10 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     pub template: Arc<ChatTemplate>,
     pub executor: Box<dyn Executor>,
+    /// Where the executor runs, for people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    pub device: String,
+    /// Why it runs on the processor, though it could have been a device that the machine may have.
+    pub fallback: Option<String>,
 }
 
 impl LoadedModel {
@@ -40,23 +44,16 @@ impl LoadedModel {
             .ok_or_else(|| ModelError::TokenizerMissing { path: path.display().to_string() })?;
         let tokenizer = Arc::new(tokenizer);
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
-        let weights = ModelWeights::load(&checkpoint, &options)?;
-        let threads = options.threads.unwrap_or_else(physical_cores);
-        let mut placement = options.placement;
-        (0..replicas.get())
-            .map(|replica| {
-                let threads = share_of(threads, replica, replicas.get());
-                let options = ExecutorOptions { threads: Some(threads), placement, ..options };
-                placement = placement.after(threads);
-                Ok(LoadedModel {
-                    name: name.to_owned(),
-                    config: checkpoint.config().clone(),
-                    tokenizer: tokenizer.clone(),
-                    template: template.clone(),
-                    executor: weights.executor(options)?,
-                })
-            })
-            .collect()
+        let model = |PlacedExecutor { executor, device, fallback }| LoadedModel {
+            name: name.to_owned(),
+            config: checkpoint.config().clone(),
+            tokenizer: tokenizer.clone(),
+            template: template.clone(),
+            executor,
+            device,
+            fallback,
+        };
+        Ok(PlacedExecutor::replicas(&checkpoint, options, replicas)?.into_iter().map(model).collect())
     }
 }
 

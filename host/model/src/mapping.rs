@@ -1,4 +1,4 @@
-//! A model file mapped into memory, read-only.
+//! The bytes of a model: a file mapped into memory, read-only, or what was made in memory.
 //!
 //! Invariant: the mapping is private to this crate and never written through. Mapping a file is the one unsafe thing
 //! that this crate does: no kernel forbids another process to shorten a mapped file, and then a read faults. Model files
@@ -12,11 +12,17 @@ use memmap2::Mmap;
 
 use crate::error::ModelError;
 
-/// The bytes of a file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     path: PathBuf,
-    bytes: Mmap,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    File(Mmap),
+    /// Nowhere else, so they stay in memory.
+    Made(Vec<u8>),
 }
 
 impl Mapping {
@@ -37,7 +43,12 @@ impl Mapping {
         // the contract in the module's header.
         #[allow(unsafe_code)]
         let bytes = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { path: path.to_owned(), bytes })
+        Ok(Self { path: path.to_owned(), bytes: Bytes::File(bytes) })
+    }
+
+    /// Bytes that are in no file. `name` stands for its path in errors.
+    pub(crate) fn made(name: &str, bytes: Vec<u8>) -> Self {
+        Self { path: PathBuf::from(name), bytes: Bytes::Made(bytes) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -47,15 +58,11 @@ impl Mapping {
     /// Lets the system drop the pages of `bytes`; a later read fetches them from the file again.
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]
-        {
+        if let Bytes::File(mapped) = &self.bytes {
             // SAFETY: the mapping is file-backed and never written, so dropped pages come back with the same bytes.
             #[allow(unsafe_code)]
             let advised = unsafe {
-                self.bytes.unchecked_advise_range(
-                    memmap2::UncheckedAdvice::DontNeed,
-                    bytes.start,
-                    bytes.len(),
-                )
+                mapped.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len())
             };
             if let Err(error) = advised {
                 tracing::debug!(path = %self.path.display(), %error, "the mapping keeps its pages");
@@ -68,6 +75,9 @@ impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        match &self.bytes {
+            Bytes::File(mapped) => mapped,
+            Bytes::Made(bytes) => bytes,
+        }
     }
 }

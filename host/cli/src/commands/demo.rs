@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{out, turn_printer};
 use crate::agent_source::AgentSource;
 use crate::client::Client;
+use crate::device_flag::DeviceFlag;
 use crate::embedded::SourceTree;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, ServerOptions};
@@ -39,6 +40,8 @@ pub struct Args {
     /// Threads of the model's computation [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    device: DeviceFlag,
     /// Folder of another agent than the concierge
     #[arg(long, value_name = "DIR", requires = "say")]
     agent: Option<PathBuf>,
@@ -59,17 +62,19 @@ pub async fn run(args: Args) -> Result<()> {
         };
         AgentSource::load(&dir, None, &Terminal)
     })?;
-    let options = ServerOptions {
+    let mut options = ServerOptions {
         listen: ([127, 0, 0, 1], 0).into(),
         data: DataDir::InMemory,
         model: args.model.clone(),
         threads: args.threads,
         ..ServerOptions::default()
     };
+    options.executor.device = args.device.over(options.executor.device);
     let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let url = server.url();
     let engine = server.host.models().iter().next().context("the host has no model")?;
-    out::line(&format!("  {} with {} ({})", url, engine.info().name, engine.info().memory))?;
+    let info = engine.info();
+    out::line(&format!("  {url} with {} on {} ({})", info.name, info.device, info.memory))?;
 
     let client = Client::new(Some(&url))?;
     let agent =

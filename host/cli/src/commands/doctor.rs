@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use skep_kernels::cuda::{architecture::Architecture, nvrtc::Nvrtc};
+use skep_kernels::gpu::GpuInfo;
 
 use super::out;
 use crate::guest_build;
@@ -209,26 +210,35 @@ fn default_model_is_here() -> bool {
 }
 
 fn accelerator() -> Check {
-    match skep_kernels::gpu::probe() {
-        Ok(devices) => {
-            let names: Vec<_> = devices
-                .iter()
-                .map(|device| {
-                    let (major, minor) = device.compute_capability;
-                    let kernels = match Architecture::of_device(major, minor) {
-                        Ok(architecture) => format!("kernels for {architecture}"),
-                        Err(error) => error.to_string(),
-                    };
-                    let gib = device.memory_bytes >> 30;
-                    format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name)
-                })
-                .collect();
-            ok("GPU", names.join(", "))
-        }
+    let devices = match skep_kernels::gpu::probe() {
+        Ok(devices) => devices,
         Err(why) => {
-            lacking("GPU", State::Note, format!("none: {why}"), "not needed; models run on the processor")
+            let hint = "not needed; without one, --device auto runs models on the processor";
+            return lacking("GPU", State::Note, format!("none: {why}"), hint);
         }
+    };
+    let described: Vec<_> = devices.iter().map(described).collect();
+    let found: Vec<&str> = described.iter().map(|(text, _)| text.as_str()).collect();
+    match described.iter().any(|(_, usable)| *usable) {
+        true => ok("GPU", found.join(", ")),
+        false => lacking(
+            "GPU",
+            State::Note,
+            found.join(", "),
+            "there are no kernels for it: --device auto runs models on the processor, and --device cuda fails",
+        ),
     }
+}
+
+/// A device for people, and whether there are kernels for it.
+fn described(device: &GpuInfo) -> (String, bool) {
+    let (major, minor) = device.compute_capability;
+    let (kernels, usable) = match Architecture::of_device(major, minor) {
+        Ok(architecture) => (format!("kernels for {architecture}"), true),
+        Err(error) => (error.to_string(), false),
+    };
+    let gib = device.memory_bytes >> 30;
+    (format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name), usable)
 }
 
 /// NVRTC, which makes kernels for the GPU where there is one.
@@ -239,7 +249,7 @@ fn kernel_compiler() -> Check {
             "CUDA compiler",
             State::Note,
             why.to_string(),
-            "not needed without a GPU; models run on the processor",
+            "needed where there is a GPU, for --device cuda: it compiles the kernels once, at the first start",
         ),
     }
 }
@@ -253,6 +263,19 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_without_kernels_is_told_from_one_with() {
+        let device = |compute_capability| GpuInfo {
+            name: "NVIDIA Something".to_owned(),
+            memory_bytes: 80 << 30,
+            compute_capability,
+        };
+        let (text, usable) = described(&device((9, 0)));
+        assert!(usable && text.contains("(80 GiB, compute 9.0; kernels for sm_90"), "{text}");
+        let (text, usable) = described(&device((7, 0)));
+        assert!(!usable && text.contains("compute 7.0"), "{text}");
+    }
 
     #[test]
     fn available_memory_is_read_in_mebibytes() {

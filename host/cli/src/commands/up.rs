@@ -175,7 +175,7 @@ fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()
             replicas => format!(", shared out among {replicas} replicas (at least one each)"),
         };
         out::line(&format!("  threads {threads}{replicas}"))?;
-        out::line(&format!("  memory  {}", info.memory))?;
+        out::line(&format!("  memory  on {}: {}", info.device, info.memory))?;
     }
     match data {
         DataDir::Path(dir) => out::line(&format!("  data    {}", dir.display()))?,
@@ -281,7 +281,7 @@ mod tests {
     fn flags_override_the_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
-        let settings = "listen = \"127.0.0.1:1\"\nthreads = 2\ndata = \"d\"\n[engine]\ntensor_parallel = 3\n";
+        let settings = "listen = \"127.0.0.1:1\"\ndevice = \"cuda:1\"\nthreads = 2\ndata = \"d\"\n[engine]\ntensor_parallel = 3\n";
         std::fs::write(&path, settings).expect("file");
         let path = path.to_str().expect("UTF-8");
         let parse = |extra: &[&str]| {
@@ -294,6 +294,9 @@ mod tests {
         assert_eq!(options.replicas.get(), 3);
         assert_eq!(options.data, DataDir::Path(dir.path().join("d")));
         assert_eq!(parse(&["--ephemeral"]).data, DataDir::InMemory);
+        assert_eq!(options.executor.device.to_string(), "cuda:1");
+        assert_eq!(parse(&["--device", "cpu"]).executor.device.to_string(), "cpu");
+        assert_eq!(ServerOptions::default().executor.device.to_string(), "auto");
         let ranks =
             |options: ServerOptions| (options.executor.tensor_parallel, options.executor.pipeline_parallel);
         assert_eq!(ranks(parse(&["--pp", "2"])), (3, 2));

@@ -4,7 +4,7 @@
 //! WASI is linked, so nothing has to be denied. `toolchain` finds or prepares a compiler, `cargo` runs it apart from
 //! the host's own build, and `component` wraps and validates what came out.
 
-mod bounded_command;
+pub(crate) mod bounded_command;
 mod cargo;
 mod component;
 mod distribution;

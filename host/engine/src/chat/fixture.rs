@@ -52,6 +52,8 @@ pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: Eng
         tokenizer,
         template: Arc::new(template),
         executor: Box::new(executor),
+        device: "cpu".into(),
+        fallback: None,
     };
     Engine::start(model, options).expect("the engine starts")
 }

@@ -74,6 +74,8 @@ pub fn model(kv_tokens: usize, wrap: impl FnOnce(CpuExecutor) -> Box<dyn Executo
         tokenizer: Arc::new(byte_tokenizer()),
         template: Arc::new(ChatTemplate::chatml_default()),
         executor: wrap(executor),
+        device: "cpu".into(),
+        fallback: None,
     }
 }
 

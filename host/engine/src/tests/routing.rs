@@ -149,3 +149,11 @@ async fn replicas_are_of_one_model() {
     assert!(error.to_string().contains("not a replica"), "{error}");
     assert!(Engine::start_replicas(Vec::new(), EngineOptions::default()).is_err());
 }
+
+#[tokio::test]
+async fn the_places_that_replicas_run_in_are_told_once_each() {
+    let mut models: Vec<_> = (0..3).map(|_| model(1024, |executor| Box::new(executor))).collect();
+    models[0].device = "cuda:0".to_owned();
+    let engine = Engine::start_replicas(models, EngineOptions::default()).unwrap();
+    assert_eq!(engine.info().device, "cuda:0, cpu");
+}

@@ -113,5 +113,7 @@ fn tiny_model() -> LoadedModel {
         tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).unwrap()),
         template: Arc::new(ChatTemplate::chatml_default()),
         executor: Box::new(executor),
+        device: "cpu".into(),
+        fallback: None,
     }
 }

@@ -76,7 +76,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
 }
 
 /// Year, month and day of a day since 1970-01-01 (Howard Hinnant's `civil_from_days`).
-fn civil_date(days: u64) -> (u64, u64, u64) {
+pub fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let era = z / 146_097;
     let day_of_era = z % 146_097;

@@ -26,7 +26,8 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     Ok(())
 }
 
-fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+/// Names and shapes of the weights.
+pub(super) fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let hidden = config.hidden_size;
     let q = config.head_count * config.head_size;
     let kv = config.kv_head_count * config.head_size;

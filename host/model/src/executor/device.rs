@@ -22,6 +22,16 @@ impl Ordinals {
     /// Higher ordinals have no place.
     pub const MAX: usize = 63;
 
+    /// The first so many.
+    pub fn first(count: usize) -> Option<Self> {
+        let ordinals = match count {
+            0 => return None,
+            count if count > Self::MAX => u64::MAX,
+            count => (1 << count) - 1,
+        };
+        Some(Ordinals(ordinals))
+    }
+
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..=Self::MAX).filter(move |ordinal| self.0 >> ordinal & 1 == 1)
     }
@@ -93,6 +103,8 @@ mod tests {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(Ordinals::FIRST)));
+        assert_eq!(Ordinals::first(3).unwrap().to_string(), "0,1,2");
+        assert_eq!(Ordinals::first(99).unwrap().count(), 64);
         assert_eq!("cuda:2,1".parse::<DeviceChoice>().unwrap().to_string(), "cuda:1,2");
         for (text, problem) in [
             ("gpu", "one of auto, cpu"),

@@ -1,4 +1,4 @@
-//! The packed weights of a model, divided among ranks, and the executors that share them.
+//! The packed weights of a model on the processor, divided among ranks, and the executors that share them.
 //!
 //! Invariant: weights never change once loaded. Each is in memory once, however many replicas run it.
 

@@ -191,5 +191,7 @@ fn tiny_model(name: &str) -> LoadedModel {
         tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
         template: Arc::new(ChatTemplate::chatml_default()),
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
+        device: "cpu".into(),
+        fallback: None,
     }
 }

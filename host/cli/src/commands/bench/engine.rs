@@ -1,36 +1,62 @@
 //! `skep bench engine`: prefill and decode of a model, without scheduler or HTTP around them.
 
-use std::ops::Range;
-use std::time::Instant;
+mod against;
+mod report;
+mod steps;
+mod subject;
+mod suite;
+mod work;
 
-use anyhow::{Context as _, Result, bail};
-use serde::Serialize;
-use skep_kernels::arithmetic::{self, ArithmeticRate};
-use skep_kernels::{Isa, bandwidth};
-use skep_model::{
-    Batch, BatchSequence, ExecutorOptions, LoadedModel, LogitRow, LogitsWanted, ModelConfig, PAGE_TOKENS,
-    PageId, SampleRow, Sampling, physical_cores,
-};
+use anyhow::{Result, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use skep_kernels::Isa;
+use skep_model::{DType, DeviceChoice, ExecutorOptions, ModelConfig, physical_cores};
 
-use super::{super::out, median};
+use super::super::out;
 use crate::catalog;
 use crate::compute_flags::ComputeFlags;
-use crate::progress::Terminal;
+use against::Rival;
+use report::{Load, Report, shares};
+use steps::{Amounts, measure};
+use subject::Subject;
+use suite::{Plan, Shapes, Suite};
+use work::Ceilings;
+
+/// Formats of random weights.
+const WEIGHTS: [(&str, DType); 9] = [
+    ("bf16", DType::BF16),
+    ("f16", DType::F16),
+    ("f32", DType::F32),
+    ("q4_0", DType::Q4_0),
+    ("q4_1", DType::Q4_1),
+    ("q8_0", DType::Q8_0),
+    ("q4_k", DType::Q4K),
+    ("q5_k", DType::Q5K),
+    ("q6_k", DType::Q6K),
+];
 
 /// Measure prefill and decode of a model
 ///
-/// Each figure is the median of several runs. `share` is how much of the memory bandwidth, measured here and now, the
-/// weights alone take while decoding, and how much of its arithmetic the products alone take while prefilling.
+/// Each figure is the median of several runs. Shares are of what the memory can read and the processor or GPU can
+/// multiply, measured here and now. With --shape the weights are random, and nothing is fetched.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench engine
   skep bench engine --prompt 2048 --generate 128 --depth 2048
-  skep bench engine --batch 8 --threads 4 --json")]
+  skep bench engine --batch 8 --threads 4 --json
+  skep bench engine --shape llama-3.1-8b --weights q4_0 --device cuda
+  skep bench engine --suite --device cuda --against 'python3 kernels/bench/torch_decode.py'")]
 pub struct Args {
-    /// Model: a name, hf:OWNER/REPO[:FILE], or a path
-    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
-    model: String,
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
+    #[arg(long, value_name = "NAME|PATH", conflicts_with = "shape")]
+    model: Option<String>,
+    /// The shape of a known model, with random weights
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ModelConfig::SHAPES))]
+    shape: Option<String>,
+    /// Format of the random weights [default: bf16]
+    #[arg(long, value_name = "FORMAT", requires = "shape", value_parser = weight_format(), hide_possible_values = true)]
+    weights: Option<DType>,
     /// Threads [default: physical cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -46,6 +72,9 @@ pub struct Args {
     /// Sequences at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: u16,
+    /// Tokens of one step of a prefill
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: u32,
     /// Runs of each kind
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
@@ -57,229 +86,167 @@ pub struct Args {
     /// Ranks that share the layers out
     #[arg(long, value_name = "N", default_value_t = 1)]
     pp: usize,
+    /// The fixed list of work that a GPU is judged by, as a table with its targets; --shape replaces its models
+    #[arg(long, conflicts_with_all = ["model", "weights", "prompt", "generate", "depth", "batch", "chunk"])]
+    suite: bool,
+    /// Run this as well, and compare: its last line has to be JSON with its decoded tokens, {"tok_per_s": 123.4}
+    #[arg(long, value_name = "COMMAND")]
+    against: Option<String>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    model: String,
-    isa: String,
-    threads: usize,
-    prompt: usize,
-    generate: usize,
-    depth: usize,
-    batch: usize,
-    repeat: u16,
-    kv: String,
-    load_s: f64,
-    prefill_tok_per_s: Option<f64>,
-    decode_tok_per_s: Option<f64>,
-    decode_steps_per_s: Option<f64>,
-    weight_bytes: u64,
-    /// Of a buffer far larger than the caches, read by as many threads.
-    bandwidth_gb_per_s: f64,
-    /// Share of it that the weights take while decoding.
-    bandwidth_share: Option<f64>,
-    /// Of what stays in registers, by as many threads.
-    int8_ops_per_s: f64,
-    f32_ops_per_s: f64,
-    /// Share of these rates at which the multiplications of prefill alone would run.
-    compute_share: Option<f64>,
-}
-
 pub fn run(args: &Args) -> Result<()> {
-    let model = catalog::resolve(&args.model, &Terminal)?;
-    let batch = usize::from(args.batch);
-    let tokens = args.depth.saturating_add(args.prompt.max(args.generate));
-    let pages = tokens.div_ceil(PAGE_TOKENS).saturating_add(1);
-    let threads = args.threads.map_or_else(physical_cores, usize::from);
-    let mut options = ExecutorOptions {
-        threads: Some(threads),
-        kv_tokens: Some(pages.saturating_mul(batch).saturating_mul(PAGE_TOKENS)),
-        max_sequences: batch,
-        max_logit_rows: batch,
-        tensor_parallel: args.tp,
-        pipeline_parallel: args.pp,
-        ..ExecutorOptions::default()
-    };
-    args.compute.apply(&mut options);
-    let started = Instant::now();
-    let loaded = LoadedModel::open(&model.name, &model.path, options)
-        .with_context(|| format!("cannot load {}", model.path.display()))?;
-    let load_s = started.elapsed().as_secs_f64();
-    let limit = loaded.executor.limits().context_length;
-    if tokens > limit {
-        bail!(
-            "depth and tokens make {tokens}, but {} has a context of {limit}\n  hint: ask for less",
-            model.name
-        );
+    if args.suite {
+        let suite = whole(args)?;
+        return if args.json { out::json(&suite) } else { suite.for_people() };
     }
-    let bandwidth_gb_per_s = bandwidth::measure_read_gb_per_s(threads);
-    let isa = options.isa.unwrap_or_else(Isa::detect);
-    let arithmetic = arithmetic::measure(isa, threads);
-    let floor_s = prefill_floor_s(&loaded.config, args.depth, args.prompt, arithmetic);
-    let mut bench = Bench { model: loaded, batch, pages, depth: args.depth };
-    for sequence in 0..batch {
-        bench.prefill(sequence, 0..args.depth)?;
+    let report = one(args)?;
+    if args.json { out::json(&report) } else { report.for_people() }
+}
+
+fn whole(args: &Args) -> Result<Suite> {
+    let named = args.shape.as_deref();
+    let mut options = args.options();
+    options.device = suite::device(options.device, named)?;
+    suite::run(&Shapes::new(named), Plan::whole(args.repeat), options, args.against.as_deref())
+}
+
+fn one(args: &Args) -> Result<Report> {
+    let options = args.options();
+    let amounts = args.amounts();
+    if args.against.is_some() && amounts.generate == 0 {
+        bail!("--against compares decoded tokens, and --generate 0 decodes none");
     }
-    let prefill_s = repeated(args.repeat, args.prompt > 0, || {
-        (0..batch).try_for_each(|sequence| bench.prefill(sequence, args.depth..args.depth + args.prompt))
-    })?;
-    let decode_s = repeated(args.repeat, args.generate > 0, || bench.decode(args.generate))?;
-    let per_s =
-        |tokens: usize, seconds: Option<f64>| seconds.map(|seconds| (tokens * batch) as f64 / seconds);
-    let decode_steps_per_s = decode_s.map(|seconds| args.generate as f64 / seconds);
-    let weight_bytes = bench.model.executor.plan().weight_bytes;
-    let share = |steps: f64| steps * weight_bytes as f64 / (bandwidth_gb_per_s * 1e9);
-    let report = Report {
-        model: model.name,
-        isa: isa.to_string(),
-        threads,
-        prompt: args.prompt,
-        generate: args.generate,
-        depth: args.depth,
+    let rival = args.against.as_deref().map(Rival::run).transpose()?;
+    let mut loaded = args.subject().load(amounts.over(options))?;
+    let ceilings = Ceilings::of(&loaded, &options);
+    let times = measure(&mut loaded, amounts)?;
+    let (prefill, decode) = shares(&loaded, amounts, times, &ceilings);
+    let (load, memory) = (Load::of(&loaded), *loaded.executor.plan());
+    let against = rival.zip(decode).map(|(rival, decode)| rival.beside(decode.tok_per_s));
+    let Amounts { prompt, generate, depth, batch, repeat } = amounts;
+    Ok(Report {
+        model: loaded.name,
+        device: loaded.device,
+        isa: options.isa.unwrap_or_else(Isa::detect).to_string(),
+        threads: args.threads(),
+        prompt,
+        generate,
+        depth,
         batch,
-        repeat: args.repeat,
+        repeat,
         kv: options.kv.to_string(),
-        load_s,
-        prefill_tok_per_s: per_s(args.prompt, prefill_s),
-        decode_tok_per_s: per_s(args.generate, decode_s),
-        decode_steps_per_s,
-        weight_bytes,
-        bandwidth_gb_per_s,
-        bandwidth_share: decode_steps_per_s.map(share),
-        int8_ops_per_s: arithmetic.int8_per_s,
-        f32_ops_per_s: arithmetic.f32_per_s,
-        compute_share: prefill_s.map(|seconds| floor_s * batch as f64 / seconds),
-    };
-    if args.json { out::json(&report) } else { for_people(&report) }
+        load,
+        memory,
+        ceilings: ceilings.into(),
+        prefill,
+        decode,
+        against,
+    })
 }
 
-fn for_people(report: &Report) -> Result<()> {
-    let Report { model, isa, threads, batch, depth, kv, load_s, .. } = report;
-    out::line(&format!(
-        "{model}: {threads} threads, {isa}, {kv} keys and values, batch {batch}, depth {depth}, loaded in {load_s:.2} s"
-    ))?;
-    if let Some(rate) = report.prefill_tok_per_s {
-        out::line(&format!("  prefill {:>6} tokens  {rate:>9.1} tok/s", report.prompt))?;
+impl Args {
+    fn threads(&self) -> usize {
+        self.threads.map_or_else(physical_cores, usize::from)
     }
-    if let Some(share) = report.compute_share {
-        out::line(&format!(
-            "  its products alone take {:.0} % of that at {:.0} Gop/s in int8 and {:.0} in float32, as measured",
-            share * 100.0,
-            report.int8_ops_per_s / 1e9,
-            report.f32_ops_per_s / 1e9
-        ))?;
-    }
-    if let Some(rate) = report.decode_tok_per_s {
-        out::line(&format!("  decode  {:>6} tokens  {rate:>9.1} tok/s", report.generate))?;
-    }
-    if let Some(share) = report.bandwidth_share {
-        out::line(&format!(
-            "  weights of {:.1} MB take {:.0} % of the {:.1} GB/s measured",
-            report.weight_bytes as f64 / 1e6,
-            share * 100.0,
-            report.bandwidth_gb_per_s
-        ))?;
-    }
-    Ok(())
-}
 
-/// Seconds that the products of a prompt take at least: those with weights in int8, those of attention in float32.
-fn prefill_floor_s(config: &ModelConfig, depth: usize, tokens: usize, rate: ArithmeticRate) -> f64 {
-    let (query, kv) = (config.head_count * config.head_size, config.kv_head_count * config.head_size);
-    let hidden = config.hidden_size;
-    let weights = hidden * (2 * query + 2 * kv + 3 * config.feed_forward_size);
-    // Each token multiplies its queries with the keys up to its own, and its weights with as many values.
-    let seen = (depth + 1..=depth + tokens).sum::<usize>();
-    let layers = config.layer_count as f64;
-    let int8 = layers * 2.0 * weights as f64 * tokens as f64;
-    let f32 = layers * 4.0 * query as f64 * seen as f64;
-    int8 / rate.int8_per_s + f32 / rate.f32_per_s
-}
-
-/// The median seconds of `work`, after one run to warm up.
-fn repeated(times: u16, wanted: bool, mut work: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
-    if !wanted {
-        return Ok(None);
+    fn options(&self) -> ExecutorOptions {
+        let mut options = ExecutorOptions {
+            device: DeviceChoice::Auto,
+            threads: Some(self.threads()),
+            max_batch_tokens: self.chunk as usize,
+            tensor_parallel: self.tp,
+            pipeline_parallel: self.pp,
+            ..ExecutorOptions::default()
+        };
+        self.compute.apply(&mut options);
+        options
     }
-    work()?;
-    let mut seconds = Vec::new();
-    for _ in 0..times {
-        let started = Instant::now();
-        work()?;
-        seconds.push(started.elapsed().as_secs_f64());
-    }
-    Ok(Some(median(&mut seconds)))
-}
 
-/// A model with room for `batch` sequences, whose first `depth` positions stay as they were filled.
-struct Bench {
-    model: LoadedModel,
-    batch: usize,
-    /// Of each sequence.
-    pages: usize,
-    depth: usize,
-}
-
-impl Bench {
-    /// Computes the positions `range` of one sequence, in chunks of what the executor takes at once.
-    fn prefill(&mut self, sequence: usize, range: Range<usize>) -> Result<()> {
-        let chunk = self.model.executor.limits().max_batch_tokens;
-        let mut start = range.start;
-        while start < range.end {
-            let end = range.end.min(start + chunk);
-            let tokens = (start..end).map(|position| self.token(sequence, position)).collect();
-            let logits = if end == range.end { LogitsWanted::Last } else { LogitsWanted::None };
-            let sequences = vec![self.row(sequence, tokens, start, logits)];
-            self.model.executor.forward(&Batch { sequences })?;
-            start = end;
+    fn subject(&self) -> Subject {
+        match &self.shape {
+            Some(name) => Subject::Shape { name: name.clone(), weights: self.weights.unwrap_or(DType::BF16) },
+            None => Subject::File(self.model.clone().unwrap_or_else(|| catalog::DEFAULT_MODEL.to_owned())),
         }
-        Ok(())
     }
 
-    /// Decodes `count` tokens greedily in every sequence, from the depth on.
-    fn decode(&mut self, count: usize) -> Result<()> {
-        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        let mut next: Vec<u32> = (0..self.batch).map(|sequence| self.token(sequence, self.depth)).collect();
-        for step in 0..count {
-            let start = self.depth + step;
-            let rows = next.iter().enumerate();
-            let sequences =
-                rows.map(|(row, &token)| self.row(row, vec![token], start, LogitsWanted::Last)).collect();
-            self.model.executor.forward(&Batch { sequences })?;
-            let sample = |row: usize| SampleRow {
-                row,
-                sampling: &greedy,
-                seed: 0,
-                step: step as u64,
-                mask: None,
-                banned: &[],
-                prompt: &[],
-                output: &[],
-                top_logprobs: None,
-            };
-            let rows: Vec<_> = (0..self.batch).map(|row| LogitRow::Sample(sample(row))).collect();
-            let chosen = self.model.executor.sample(&rows)?;
-            next = chosen.iter().map(|output| output.token).collect();
+    fn amounts(&self) -> Amounts {
+        let Args { prompt, generate, depth, repeat, .. } = *self;
+        Amounts { prompt, generate, depth, batch: self.batch.into(), repeat }
+    }
+}
+
+fn weight_format() -> impl clap::builder::TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(WEIGHTS.map(|(name, _)| name)).map(|text| {
+        let named = WEIGHTS.into_iter().find(|(name, _)| *name == text);
+        named.expect("one of the possible values").1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn read(flags: &[&str]) -> Result<Args, String> {
+        let words = ["engine"].into_iter().chain(flags.iter().copied());
+        Wrapper::try_parse_from(words).map(|wrapper| wrapper.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_shape_stands_for_a_model_and_every_format_has_its_name() {
+        assert_eq!(read(&[]).expect("defaults").subject(), Subject::File("smollm2-135m".to_owned()));
+        for (name, weights) in WEIGHTS {
+            assert_eq!(weights.to_string().to_lowercase(), name);
+            let args = read(&["--shape", "tiny", "--weights", name]).expect(name);
+            assert_eq!(args.subject(), Subject::Shape { name: "tiny".to_owned(), weights });
         }
-        Ok(())
+        for (flags, expected) in [
+            (["--shape", "huge"].as_slice(), "llama-3.1-8b, qwen2.5-0.5b, smollm2-135m, tiny"),
+            (&["--shape", "tiny", "--model", "x"], "cannot be used with"),
+            (&["--weights", "bf16"], "--shape <NAME>"),
+            (&["--shape", "tiny", "--weights", "int9"], "bf16"),
+            (&["--suite", "--depth", "5"], "cannot be used with"),
+            (&["--device", "gpu"], "one of auto, cpu, cuda, cuda:0,1"),
+        ] {
+            let error = read(flags).expect_err("they do not go together");
+            assert!(error.contains(expected), "{flags:?}: {error}");
+        }
     }
 
-    fn row(&self, sequence: usize, tokens: Vec<u32>, start: usize, logits: LogitsWanted) -> BatchSequence {
-        let first = sequence * self.pages;
-        let used = (start + tokens.len()).div_ceil(PAGE_TOKENS);
-        let pages = (first..first + used).map(|page| PageId(page as u32)).collect();
-        BatchSequence { tokens, start, pages, logits }
-    }
+    #[test]
+    fn a_shape_is_measured_with_its_shares_of_what_the_machine_can_do() {
+        let flags = "--shape tiny --weights q4_0 --device cpu --threads 1 --prompt 20 --generate 4 --depth 9 --batch 2";
+        let mut flags: Vec<&str> = flags.split(' ').collect();
+        flags.extend(["--repeat", "1", "--against", "echo '{\"tok_per_s\": 0.5}'"]);
+        let report = one(&read(&flags).expect("good flags")).expect("measured");
+        assert_eq!((report.model.as_str(), report.device.as_str()), ("tiny with random Q4_0 weights", "cpu"));
+        let (prefill, decode) = (report.prefill.expect("20 tokens"), report.decode.expect("4 tokens"));
+        assert!(prefill.share > prefill.weights_share && prefill.weights_share > 0.0, "{prefill:?}");
+        assert!(decode.roofline_share >= decode.read_share && decode.read_share > 0.0, "{decode:?}");
+        // Two layers and the head in 18 bytes for 32 values, beside small vectors; the embedding is only looked up.
+        let weights = ((2 * 589_824 + 262_144) / 32 * 18) as f64;
+        assert!((weights..weights + 40_000.0).contains(&decode.read_bytes_per_step), "{decode:?}");
+        assert!((decode.ms_per_step * decode.tok_per_s / 2e3 - 1.0).abs() < 1e-9, "{decode:?}");
+        let against = report.against.expect("it was asked for");
+        assert_eq!(against.ratio, decode.tok_per_s / 0.5);
+        assert!(
+            report.load.seconds > 0.0 && report.memory.kv_bytes > 0 && report.ceilings.read_gb_per_s > 0.0
+        );
 
-    /// Some token of the vocabulary, different from its neighbours and in every sequence.
-    fn token(&self, sequence: usize, position: usize) -> u32 {
-        let mixed =
-            (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(sequence as u64 * 7919)
-                >> 20;
-        (mixed % self.model.config.vocabulary_size as u64) as u32
+        let nothing = ["--shape", "tiny", "--generate", "0", "--against", "true"];
+        let error = one(&read(&nothing).expect("good flags")).expect_err("nothing to compare").to_string();
+        assert!(error.contains("--generate 0 decodes none"), "{error}");
+        let long = ["--shape", "tiny", "--device", "cpu", "--threads", "1", "--prompt", "9000"];
+        let error = one(&read(&long).expect("good flags")).expect_err("too long").to_string();
+        assert!(error.contains("has a context of 8192"), "{error}");
     }
 }

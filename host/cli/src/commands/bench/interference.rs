@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use skep_engine::{Engine, EngineOptions, GenerateRequest, Sampling, TokenEvent, TokenStream};
-use skep_model::{ExecutorOptions, LoadedModel};
+use skep_model::{DeviceChoice, ExecutorOptions, LoadedModel};
 use tokio::task::JoinSet;
 
 use super::percentile;
 use crate::catalog;
 use crate::commands::out;
+use crate::device_flag::{DeviceFlag, report_fallback};
 use crate::progress::Terminal;
 
 /// Tokens that each sequence has before anything is measured.
@@ -39,6 +40,8 @@ pub struct Args {
     /// Threads [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    device: DeviceFlag,
     /// Tokens of the long prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
@@ -117,9 +120,11 @@ pub async fn run(args: Args) -> Result<()> {
 
 fn start(args: &Args) -> Result<Engine> {
     let model = catalog::resolve(&args.model, &Terminal)?;
-    let options = ExecutorOptions { threads: args.threads, ..ExecutorOptions::default() };
+    let device = args.device.over(DeviceChoice::Auto);
+    let options = ExecutorOptions { device, threads: args.threads, ..ExecutorOptions::default() };
     let loaded = LoadedModel::open(&model.name, &model.path, options)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
+    report_fallback(&model.name, loaded.fallback.as_deref());
     let step_target = args.step_target_ms.map(Duration::from_millis);
     Ok(Engine::start(loaded, EngineOptions { step_target, ..EngineOptions::default() })?)
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use skep_model::ExecutorOptions;
 
 use super::{super::out, build_agent, percentile};
 use crate::catalog;
@@ -60,6 +61,8 @@ pub async fn run(args: Args) -> Result<()> {
         listen: ([127, 0, 0, 1], 0).into(),
         data: args.data.clone().map_or(DataDir::InMemory, DataDir::Path),
         model: args.model.clone(),
+        // On the processor: nothing asks it.
+        executor: ExecutorOptions::default(),
         ..ServerOptions::default()
     };
     let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;

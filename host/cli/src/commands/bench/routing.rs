@@ -10,6 +10,7 @@ use skep_engine::{EngineOptions, Routing};
 use super::agents::{Plan, RoundReport, drive};
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
+use crate::device_flag::DeviceFlag;
 use crate::progress::{Progress as _, Terminal};
 use crate::server::ServerOptions;
 
@@ -31,6 +32,8 @@ pub struct Args {
     /// Threads of all replicas together [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    device: DeviceFlag,
     /// Conversations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
@@ -78,7 +81,12 @@ async fn measure(args: &Args, routing: Routing, name: &str) -> Result<RoundRepor
         engine: EngineOptions { routing, ..EngineOptions::default() },
         ..ServerOptions::default()
     };
-    let target = TargetArgs { url: None, model: args.model.clone(), threads: args.threads };
+    let target = TargetArgs {
+        url: None,
+        model: args.model.clone(),
+        threads: args.threads,
+        device: args.device.device,
+    };
     let target = Arc::new(Target::start(&target, options).await?);
     let plan = Plan {
         round: 1,

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use skep_engine::EngineStats;
+use skep_model::DeviceChoice;
 
 use crate::catalog;
 use crate::client::ChatClient;
+use crate::device_flag::DeviceParser;
 use crate::progress::Terminal;
 use crate::server::{self, RunningServer, ServerOptions};
 
@@ -27,6 +29,15 @@ pub struct TargetArgs {
     /// Threads of the model's computation [default: physical cores]
     #[arg(long, value_name = "N", conflicts_with = "url")]
     pub threads: Option<usize>,
+    /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        value_parser = DeviceParser,
+        hide_possible_values = true,
+        conflicts_with = "url"
+    )]
+    pub device: Option<DeviceChoice>,
 }
 
 /// A server to drive.
@@ -40,18 +51,19 @@ pub struct Target {
 }
 
 impl Target {
-    /// `options` are those of a host that is started here; its model and threads come from `args`.
+    /// `options` are those of a host that is started here; its model, threads and device come from `args`.
     pub async fn start(args: &TargetArgs, options: ServerOptions) -> Result<Self> {
         if let Some(url) = &args.url {
             let model = args.model.clone().unwrap_or_else(|| "default".to_owned());
             return Ok(Self { client: ChatClient::new(url)?, model, place: url.clone(), here: None });
         }
-        let options = ServerOptions {
+        let mut options = ServerOptions {
             listen: ([127, 0, 0, 1], 0).into(),
             model: args.model.clone().unwrap_or_else(|| catalog::DEFAULT_MODEL.to_owned()),
             threads: args.threads,
             ..options
         };
+        options.executor.device = args.device.unwrap_or(options.executor.device);
         let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
         let client = ChatClient::new(&format!("{}/v1", server.url()))?;
         let model = server.host.models().default_engine().info().name.clone();

@@ -13,6 +13,7 @@ skep.toml, every line optional:
   data = \"data\"                 # relative to the file
   durability = \"process\"        # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
+  device = \"cuda\"              # or \"auto\", \"cpu\", \"cuda:0,1\"
   threads = 4
   [engine]
   replicas = 2
@@ -39,7 +40,7 @@ skep.toml, every line optional:
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
 All of its settings:
-  listen, data, durability (\"process\", \"power\"), model, threads
+  listen, data, durability (\"process\", \"power\"), model, device, threads
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens, isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),

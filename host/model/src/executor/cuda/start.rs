@@ -160,18 +160,6 @@ impl<'a> CudaModel<'a> {
         Ok(executor)
     }
 
-    /// The names of the devices of a replica, each once.
-    pub(crate) fn names(executor: &CudaExecutor) -> String {
-        let mut names: Vec<String> = Vec::new();
-        for rank in executor.stages.iter().flatten() {
-            let name = rank.device.name();
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names.join(", ")
-    }
-
     /// Devices are dealt out in order, rank by rank and replica by replica, and then again.
     fn seat(&self, replica: usize, stage: usize, rank: usize) -> Seat {
         let ranks = self.options.tensor_parallel * self.options.pipeline_parallel;
@@ -309,6 +297,18 @@ impl<'a> CudaModel<'a> {
 }
 
 impl CudaExecutor {
+    /// The names of its devices, each once.
+    pub(crate) fn devices(&self) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for rank in self.stages.iter().flatten() {
+            let name = rank.device.name();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(", ")
+    }
+
     /// A step of each kind on a page that nobody reads: what a kernel does not take is known from here on.
     fn try_steps(&mut self, spare_page: u32) -> Result<(), ModelError> {
         let sequence = |tokens: usize| BatchSequence {

@@ -1,0 +1,160 @@
+//! The steps that are timed: prefill and decode of a model, without scheduler or HTTP around them.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use skep_model::{
+    Batch, BatchSequence, ExecutorOptions, LogitRow, LogitsWanted, PAGE_TOKENS, PageId, SampleRow, Sampling,
+};
+
+use super::super::median;
+use super::subject::Loaded;
+
+/// How much is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Amounts {
+    /// Tokens to prefill in each sequence; 0 measures no prefill.
+    pub prompt: usize,
+    /// Tokens to decode in each sequence; 0 measures no decode.
+    pub generate: usize,
+    /// Tokens that are in the KV cache before each run.
+    pub depth: usize,
+    /// Sequences at the same time.
+    pub batch: usize,
+    /// Runs of each kind, of which the median counts.
+    pub repeat: u16,
+}
+
+/// Seconds of all sequences together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    pub prefill_s: Option<f64>,
+    pub decode_s: Option<f64>,
+}
+
+impl Amounts {
+    /// Room for all of it, and nothing more.
+    pub(super) fn over(self, options: ExecutorOptions) -> ExecutorOptions {
+        let tokens = self.pages().saturating_mul(self.batch).saturating_mul(PAGE_TOKENS);
+        ExecutorOptions {
+            kv_tokens: Some(tokens),
+            max_sequences: self.batch,
+            max_logit_rows: self.batch,
+            ..options
+        }
+    }
+
+    /// The longest that a sequence gets.
+    fn tokens(self) -> usize {
+        self.depth.saturating_add(self.prompt.max(self.generate))
+    }
+
+    /// Of each sequence.
+    fn pages(self) -> usize {
+        self.tokens().div_ceil(PAGE_TOKENS).saturating_add(1)
+    }
+}
+
+/// Measures the loaded model, which has room for so much.
+pub(super) fn measure(loaded: &mut Loaded, amounts: Amounts) -> Result<Times> {
+    let limit = loaded.executor.limits().context_length;
+    let (tokens, name) = (amounts.tokens(), &loaded.name);
+    if tokens > limit {
+        bail!("depth and tokens make {tokens}, but {name} has a context of {limit}\n  hint: ask for less");
+    }
+    let Amounts { prompt, generate, depth, batch, repeat } = amounts;
+    let mut bench = Bench { loaded, amounts };
+    (0..batch).try_for_each(|sequence| bench.prefill(sequence, 0..depth))?;
+    let prefill_s = repeated(repeat, prompt > 0, || {
+        (0..batch).try_for_each(|sequence| bench.prefill(sequence, depth..depth + prompt))
+    })?;
+    let decode_s = repeated(repeat, generate > 0, || bench.decode(generate))?;
+    Ok(Times { prefill_s, decode_s })
+}
+
+/// The median seconds of `work`, after one run to warm up.
+fn repeated(times: u16, wanted: bool, mut work: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
+    if !wanted {
+        return Ok(None);
+    }
+    work()?;
+    let mut seconds = Vec::new();
+    for _ in 0..times {
+        let started = Instant::now();
+        work()?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    Ok(Some(median(&mut seconds)))
+}
+
+/// A model with room for some sequences, whose first `depth` positions stay as they were filled.
+struct Bench<'a> {
+    loaded: &'a mut Loaded,
+    amounts: Amounts,
+}
+
+impl Bench<'_> {
+    /// Computes the positions `range` of one sequence, in chunks of what the executor takes at once.
+    fn prefill(&mut self, sequence: usize, range: Range<usize>) -> Result<()> {
+        let chunk = self.loaded.executor.limits().max_batch_tokens;
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min(start + chunk);
+            let tokens = (start..end).map(|position| self.token(sequence, position)).collect();
+            let logits = if end == range.end { LogitsWanted::Last } else { LogitsWanted::None };
+            let sequences = vec![self.row(sequence, tokens, start, logits)];
+            self.loaded.executor.forward(&Batch { sequences })?;
+            start = end;
+        }
+        // The last step may still run: its logits are there when it is over.
+        if !range.is_empty() {
+            self.loaded.executor.logits(0)?;
+        }
+        Ok(())
+    }
+
+    /// Decodes `count` tokens greedily in every sequence, from the depth on.
+    fn decode(&mut self, count: usize) -> Result<()> {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let Amounts { depth, batch, .. } = self.amounts;
+        let mut next: Vec<u32> = (0..batch).map(|sequence| self.token(sequence, depth)).collect();
+        for step in 0..count {
+            let start = depth + step;
+            let rows = next.iter().enumerate();
+            let sequences =
+                rows.map(|(row, &token)| self.row(row, vec![token], start, LogitsWanted::Last)).collect();
+            self.loaded.executor.forward(&Batch { sequences })?;
+            let sample = |row: usize| SampleRow {
+                row,
+                sampling: &greedy,
+                seed: 0,
+                step: step as u64,
+                mask: None,
+                banned: &[],
+                prompt: &[],
+                output: &[],
+                top_logprobs: None,
+            };
+            let rows: Vec<_> = (0..batch).map(|row| LogitRow::Sample(sample(row))).collect();
+            let chosen = self.loaded.executor.sample(&rows)?;
+            next = chosen.iter().map(|output| output.token).collect();
+        }
+        Ok(())
+    }
+
+    fn row(&self, sequence: usize, tokens: Vec<u32>, start: usize, logits: LogitsWanted) -> BatchSequence {
+        let first = sequence * self.amounts.pages();
+        let used = (start + tokens.len()).div_ceil(PAGE_TOKENS);
+        let pages = (first..first + used).map(|page| PageId(page as u32)).collect();
+        BatchSequence { tokens, start, pages, logits }
+    }
+
+    /// Some token of the vocabulary, different from its neighbours and in every sequence.
+    fn token(&self, sequence: usize, position: usize) -> u32 {
+        let mixed =
+            (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(sequence as u64 * 7919)
+                >> 20;
+        (mixed % self.loaded.config.vocabulary_size as u64) as u32
+    }
+}

@@ -1,0 +1,142 @@
+//! How much a step has to compute and to read at least: what its figures are shares of.
+
+use skep_kernels::{Isa, arithmetic, bandwidth};
+use skep_model::{
+    DType, ExecutorLimits, ExecutorOptions, MemoryPlan, ModelConfig, PAGE_TOKENS, physical_cores,
+};
+
+use super::subject::Loaded;
+
+/// Additions and multiplications.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Operations {
+    /// Of products with weights.
+    pub weights: f64,
+    /// Of queries with keys, and of their shares with values.
+    pub attention: f64,
+}
+
+impl Operations {
+    pub(super) fn total(self) -> f64 {
+        self.weights + self.attention
+    }
+
+    /// Of `rows` tokens that see so many tokens together, `heads` of which get logits.
+    fn of(config: &ModelConfig, rows: usize, seen: f64, heads: usize) -> Self {
+        let (query, kv) = (config.head_count * config.head_size, config.kv_head_count * config.head_size);
+        let layer = config.hidden_size * (2 * query + 2 * kv + 3 * config.feed_forward_size);
+        let layers = config.layer_count as f64;
+        let head = (config.hidden_size * config.vocabulary_size) as f64;
+        Operations {
+            weights: 2.0 * (layers * layer as f64 * rows as f64 + head * heads as f64),
+            attention: layers * 4.0 * query as f64 * seen,
+        }
+    }
+
+    /// Of one sequence's tokens behind `depth` others. Only its last token gets logits.
+    pub(super) fn prefill(config: &ModelConfig, depth: usize, tokens: usize) -> Self {
+        // Each token multiplies its queries with the keys up to its own.
+        Self::of(config, tokens, (depth + 1..=depth + tokens).map(|seen| seen as f64).sum(), 1)
+    }
+
+    /// Of a decode step in the middle of so many, for so many sequences.
+    pub(super) fn decode(config: &ModelConfig, depth: usize, tokens: usize, batch: usize) -> Self {
+        Self::of(config, batch, batch as f64 * seen(depth, tokens), batch)
+    }
+}
+
+/// Tokens that a token sees on average, of so many that are decoded behind `depth` others.
+fn seen(depth: usize, tokens: usize) -> f64 {
+    depth as f64 + (tokens as f64 + 1.0) / 2.0
+}
+
+/// Bytes that a decode step reads at least: all weights but what is looked up, and the keys and values of every sequence.
+pub(super) fn decode_bytes(
+    config: &ModelConfig,
+    (plan, limits): (&MemoryPlan, &ExecutorLimits),
+    looked_up_bytes: u64,
+    (depth, tokens, batch): (usize, usize, usize),
+) -> f64 {
+    let layer_token = plan.kv_bytes as f64 / (limits.page_count * PAGE_TOKENS * config.layer_count) as f64;
+    let seen = seen(depth, tokens);
+    let in_window = |window: &Option<usize>| window.map_or(seen, |window| seen.min(window as f64));
+    let layers: f64 = config.windows.iter().map(in_window).sum();
+    plan.weight_bytes.saturating_sub(looked_up_bytes) as f64 + batch as f64 * layer_token * layers
+}
+
+/// How fast a device can be, as measured here and now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ceilings {
+    pub read_gb_per_s: f64,
+    /// Of products with weights.
+    pub weight_ops_per_s: f64,
+    pub attention_ops_per_s: f64,
+}
+
+impl Ceilings {
+    /// Of where the model runs, measured with what it may use there.
+    pub(super) fn of(loaded: &Loaded, options: &ExecutorOptions) -> Self {
+        let threads = options.threads.unwrap_or_else(physical_cores);
+        Self::of_processor(options.isa.unwrap_or_else(Isa::detect), threads, loaded.dtype)
+    }
+
+    /// Of the processor: reads of a buffer far larger than the caches, and multiplications of what stays in registers.
+    /// Quantised weights are multiplied as 8-bit integers.
+    fn of_processor(isa: Isa, threads: usize, weights: DType) -> Self {
+        let rate = arithmetic::measure(isa, threads);
+        Ceilings {
+            read_gb_per_s: bandwidth::measure_read_gb_per_s(threads),
+            weight_ops_per_s: if weights.is_quantised() { rate.int8_per_s } else { rate.f32_per_s },
+            attention_ops_per_s: rate.f32_per_s,
+        }
+    }
+
+    /// Seconds that so many operations take at least.
+    pub(super) fn compute_s(&self, operations: Operations) -> f64 {
+        operations.weights / self.weight_ops_per_s + operations.attention / self.attention_ops_per_s
+    }
+
+    pub(super) fn read_s(&self, bytes: f64) -> f64 {
+        bytes / (self.read_gb_per_s * 1e9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> ModelConfig {
+        ModelConfig::shape("tiny").expect("known")
+    }
+
+    #[test]
+    fn operations_count_what_each_token_multiplies() {
+        let config = tiny();
+        let layer = 256 * (2 * 256 + 2 * 128 + 3 * 512);
+        let head = 256 * 1024;
+        let three = Operations::prefill(&config, 5, 3);
+        assert_eq!(three.weights, 2.0 * (2 * layer * 3 + head) as f64);
+        assert_eq!(three.attention, (2 * 4 * 256 * (6 + 7 + 8)) as f64);
+        let step = Operations::decode(&config, 10, 3, 4);
+        assert_eq!(step.weights, 2.0 * ((2 * layer + head) * 4) as f64);
+        assert_eq!(step.attention, (2 * 4 * 256 * 4 * 12) as f64, "the middle one of three sees 12");
+    }
+
+    #[test]
+    fn a_decode_step_reads_weights_but_the_embedding_and_what_is_in_the_windows() {
+        let mut config = tiny();
+        let plan = MemoryPlan { weight_bytes: 1000, kv_bytes: 2 * 64 * 16 * 100, ..MemoryPlan::default() };
+        let limits = ExecutorLimits {
+            max_batch_tokens: 1,
+            max_logit_rows: 1,
+            max_sequences: 1,
+            page_count: 64,
+            context_length: 1024,
+            vocabulary_size: 1024,
+        };
+        let bytes = |config: &ModelConfig| decode_bytes(config, (&plan, &limits), 400, (99, 1, 3));
+        assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 100) as f64);
+        config.windows[1] = Some(30);
+        assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 30) as f64);
+    }
+}

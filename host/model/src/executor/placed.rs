@@ -1,0 +1,137 @@
+//! Executors where they were asked for: on CUDA devices, or on the processor.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use skep_kernels::cuda::compile::Compiler;
+use skep_kernels::cuda::device::Device;
+use skep_kernels::gpu;
+
+use super::cuda::CudaModel;
+use super::{
+    DeviceChoice, Executor, ExecutorOptions, ModelWeights, Ordinals, option, physical_cores, share_of,
+};
+use crate::checkpoint::Checkpoint;
+use crate::error::ModelError;
+
+/// An executor, and where it runs.
+pub struct PlacedExecutor {
+    pub executor: Box<dyn Executor>,
+    /// For people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    pub device: String,
+    /// Why that is the processor, though it could have been a device that the machine may have.
+    pub fallback: Option<String>,
+}
+
+impl PlacedExecutor {
+    /// Loads a checkpoint once for several executors, which share its weights. `options` are those of each but for the threads,
+    /// which are divided: every replica gets at least one, and its own KV pool and buffers.
+    pub fn replicas(
+        checkpoint: &Checkpoint,
+        options: ExecutorOptions,
+        replicas: NonZeroUsize,
+    ) -> Result<Vec<Self>, ModelError> {
+        match options.device {
+            DeviceChoice::Cpu => on_processor(checkpoint, options, replicas, None),
+            DeviceChoice::Cuda(devices) => on_devices(checkpoint, options, replicas, devices),
+            DeviceChoice::Auto => {
+                let placed = some_devices(&options, replicas)
+                    .and_then(|devices| on_devices(checkpoint, options, replicas, devices));
+                placed.or_else(|error| on_processor(checkpoint, options, replicas, Some(error.to_string())))
+            }
+        }
+    }
+}
+
+fn on_processor(
+    checkpoint: &Checkpoint,
+    options: ExecutorOptions,
+    replicas: NonZeroUsize,
+    fallback: Option<String>,
+) -> Result<Vec<PlacedExecutor>, ModelError> {
+    let weights = ModelWeights::load(checkpoint, &options)?;
+    let threads = options.threads.unwrap_or_else(physical_cores);
+    let mut placement = options.placement;
+    (0..replicas.get())
+        .map(|replica| {
+            let threads = share_of(threads, replica, replicas.get());
+            let options = ExecutorOptions { threads: Some(threads), placement, ..options };
+            placement = placement.after(threads);
+            let executor = weights.executor(options)?;
+            Ok(PlacedExecutor { executor, device: "cpu".to_owned(), fallback: fallback.clone() })
+        })
+        .collect()
+}
+
+fn on_devices(
+    checkpoint: &Checkpoint,
+    options: ExecutorOptions,
+    replicas: NonZeroUsize,
+    devices: Ordinals,
+) -> Result<Vec<PlacedExecutor>, ModelError> {
+    let folders = options.kernels;
+    let cache = folders.cache.map(std::path::Path::to_owned);
+    let shipped = folders.shipped.map(std::path::Path::to_owned);
+    let compiler = Arc::new(Compiler::when_needed(None, cache).with_shipped(shipped));
+    let open = move |ordinal| Ok(Device::open(ordinal, &compiler)?);
+    let mut model = CudaModel::new(checkpoint, options, devices, replicas.get(), Box::new(open))?;
+    (0..replicas.get())
+        .map(|replica| {
+            let executor = model.executor(replica)?;
+            let device = executor.devices();
+            Ok(PlacedExecutor { executor: Box::new(executor), device, fallback: None })
+        })
+        .collect()
+}
+
+/// As many of the machine's devices as the ranks of all replicas can use.
+fn some_devices(options: &ExecutorOptions, replicas: NonZeroUsize) -> Result<Ordinals, ModelError> {
+    let count = gpu::probe().map_err(|reason| option("device", reason))?.len();
+    let ranks = options.tensor_parallel.saturating_mul(options.pipeline_parallel);
+    let usable = usable_devices(count, ranks, replicas.get());
+    Ordinals::first(usable).ok_or_else(|| option("device", "the driver lists no devices".to_owned()))
+}
+
+/// The most devices of which each has as many ranks as another, of whole replicas or of one.
+fn usable_devices(count: usize, ranks: usize, replicas: usize) -> usize {
+    let most = count.min(ranks.saturating_mul(replicas));
+    let even = |devices: &usize| devices.is_multiple_of(ranks.max(1)) || ranks.is_multiple_of(*devices);
+    (1..=most).rev().find(even).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::fixture::{folder, options};
+    use skep_kernels::Isa;
+
+    fn placed(device: &str) -> Result<Vec<PlacedExecutor>, ModelError> {
+        let checkpoint = Checkpoint::open(&folder("llama-gqa")).unwrap();
+        let options = ExecutorOptions { device: device.parse().unwrap(), ..options(Isa::detect()) };
+        PlacedExecutor::replicas(&checkpoint, options, NonZeroUsize::MIN)
+    }
+
+    #[test]
+    fn auto_falls_back_to_the_processor_and_a_device_that_is_asked_for_does_not() {
+        // Nobody has so many devices.
+        let error = placed("cuda:63").err().expect("refused").to_string();
+        assert!(error.contains("no CUDA device"), "{error}");
+        let auto = placed("auto").unwrap().remove(0);
+        match auto.fallback {
+            // Its keys and values are of 32 bits here, which no device keeps.
+            Some(reason) => assert!(auto.device == "cpu" && !reason.is_empty(), "{reason}"),
+            None => panic!("{}", auto.device),
+        }
+        assert!(placed("cpu").unwrap()[0].fallback.is_none());
+    }
+
+    #[test]
+    fn devices_are_used_evenly() {
+        for (count, ranks, replicas, expected) in
+            [(8, 1, 1, 1), (8, 1, 3, 3), (8, 4, 1, 4), (3, 4, 1, 2), (3, 2, 2, 2), (8, 2, 3, 6), (1, 4, 2, 1)]
+        {
+            assert_eq!(usable_devices(count, ranks, replicas), expected, "{count} {ranks} {replicas}");
+        }
+        assert_eq!(usable_devices(0, 1, 1), 0);
+    }
+}
