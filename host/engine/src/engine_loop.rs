@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::constraint::OutputConstraint;
 use crate::health::Health;
+use crate::lookahead::Lookahead;
 use crate::mask_worker::MaskWorker;
 use crate::router::{LoadShare, ReplicaView};
 use crate::scheduler::{PlannedSequence, Scheduler};
@@ -57,6 +58,7 @@ pub(crate) struct EngineLoop {
     scheduler: Scheduler,
     /// `None` where speculation is off.
     speculator: Option<Speculator>,
+    lookahead: Lookahead,
     masks: MaskWorker,
     context: Arc<SequenceContext>,
     health: Arc<Health>,
@@ -81,7 +83,9 @@ impl EngineLoop {
         };
         let context = Arc::new(context);
         let health = view.health.clone();
-        EngineLoop { executor, scheduler, speculator, masks, context, health, next_id: 0, drains: Vec::new() }
+        let lookahead = Lookahead::default();
+        let drains = Vec::new();
+        EngineLoop { executor, scheduler, speculator, lookahead, masks, context, health, next_id: 0, drains }
     }
 
     /// Runs until all handles are gone.
@@ -170,6 +174,7 @@ impl EngineLoop {
 
     fn step(&mut self, plan: Vec<PlannedSequence>) {
         let batch = step::batch(&self.scheduler, &plan);
+        self.lookahead.record_plan(&plan);
         self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
         let started = Instant::now();
         let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &plan));
@@ -185,7 +190,11 @@ impl EngineLoop {
         }
         self.health.record_step();
         let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
-        let outputs = self.sample(&uses);
+        let next = match self.executor.goes_on() {
+            true => self.lookahead.next(&mut self.scheduler, &batch, &uses, self.speculator.is_some()),
+            false => None,
+        };
+        let outputs = self.sample(&uses, next.as_ref());
         let took = started.elapsed();
         self.scheduler.record_step_time(took);
         for (used, outputs) in uses.into_iter().zip(outputs) {
@@ -199,8 +208,9 @@ impl EngineLoop {
         }
     }
 
-    /// The outputs of each use, in the order of its rows. A row that fails is a failure of that row alone.
-    fn sample(&mut self, uses: &[RowUse]) -> Vec<Vec<Result<RowOutput, EngineError>>> {
+    /// The outputs of each use, in the order of its rows. A row that fails is a failure of that row alone. `next` is the step that
+    /// is expected after this one.
+    fn sample(&mut self, uses: &[RowUse], next: Option<&Batch>) -> Vec<Vec<Result<RowOutput, EngineError>>> {
         let rows: Vec<Vec<LogitRow<'_>>> = uses
             .iter()
             .map(|used| self.scheduler.sequence(used.id).map_or_else(Vec::new, |s| used.logit_rows(s)))
@@ -209,7 +219,11 @@ impl EngineLoop {
         if all.is_empty() {
             return uses.iter().map(|_| Vec::new()).collect();
         }
-        match guarded(|| self.executor.sample(&all)) {
+        let together = |executor: &mut dyn Executor| match next {
+            Some(next) => executor.sample_then(&all, next),
+            None => executor.sample(&all),
+        };
+        match guarded(|| together(&mut *self.executor)) {
             Ok(outputs) if outputs.len() == all.len() => {
                 let mut outputs = outputs.into_iter().map(Ok);
                 rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect()

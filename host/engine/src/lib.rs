@@ -22,6 +22,7 @@ mod handle;
 mod health;
 mod keyed_hash;
 mod kv;
+mod lookahead;
 mod mask_worker;
 pub mod metric;
 mod model_set;

@@ -156,6 +156,12 @@ impl RowUse {
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
 
+    /// One token is drawn, of all that there are.
+    pub fn draws_freely(&self) -> bool {
+        let free = |rows: &[DrawnRow]| matches!(rows, [DrawnRow { mask: None, .. }]);
+        self.scores.is_empty() && matches!(&self.next, Next::Draw(rows) if free(rows))
+    }
+
     /// What the executor is asked, in the order in which [`RowUse::commit`] takes the answers.
     pub fn logit_rows<'a>(&'a self, sequence: &'a Sequence) -> Vec<LogitRow<'a>> {
         let known = sequence.output().len();

@@ -226,6 +226,15 @@ impl Scheduler {
         }
     }
 
+    /// The pages of a sequence once it has drawn one more token than it knows, if it may draw two and there is room.
+    pub fn pages_ahead(&mut self, id: SequenceId) -> Option<Vec<PageId>> {
+        let sequence = self.running.iter_mut().find(|sequence| sequence.id == id)?;
+        let pages = pages_for(sequence.tokens.len() + 1);
+        let goes_on = sequence.tokens_left() > 1 && sequence.request.top_logprobs.is_none();
+        (goes_on && self.kv.grow(&mut sequence.pages, pages))
+            .then(|| sequence.pages.pages()[..pages].to_vec())
+    }
+
     /// A page whose contents nobody needs, until the next step.
     pub fn unused_page(&mut self) -> Option<PageId> {
         let mut pages = SequencePages::default();

@@ -94,6 +94,77 @@ impl Breaker {
     }
 }
 
+/// Begins the next step with what it has drawn, as an executor on a device does, and counts how often that was the next one.
+#[derive(Clone, Default)]
+pub struct Ahead(Arc<Mutex<AheadCounts>>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AheadCounts {
+    pub used: usize,
+    pub forgotten: usize,
+}
+
+impl Ahead {
+    pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        GoesOn { executor, begun: None, counts: self.clone() }
+    }
+
+    pub fn counts(&self) -> AheadCounts {
+        *self.0.lock().unwrap()
+    }
+}
+
+struct GoesOn {
+    executor: CpuExecutor,
+    begun: Option<Batch>,
+    counts: Ahead,
+}
+
+impl Executor for GoesOn {
+    fn limits(&self) -> &ExecutorLimits {
+        self.executor.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        let begun = self.begun.take();
+        let mut counts = self.counts.0.lock().unwrap();
+        if begun.as_ref() == Some(batch) {
+            counts.used += 1;
+            return Ok(());
+        }
+        counts.forgotten += usize::from(begun.is_some());
+        self.executor.forward(batch)
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.executor.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.executor.sample(rows)
+    }
+
+    fn goes_on(&self) -> bool {
+        true
+    }
+
+    fn sample_then(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+        let outputs = self.executor.sample(rows)?;
+        let mut next = next.clone();
+        assert_eq!(next.sequences.len(), outputs.len());
+        for (sequence, output) in next.sequences.iter_mut().zip(&outputs) {
+            sequence.tokens[0] = output.token;
+        }
+        self.executor.forward(&next)?;
+        self.begun = Some(next);
+        Ok(outputs)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.executor.plan()
+    }
+}
+
 /// Calls `before` ahead of each step, and fails the step if that fails.
 struct Hooked<F> {
     executor: CpuExecutor,

@@ -10,6 +10,7 @@ mod executors;
 pub(crate) mod fixture;
 mod health;
 mod lifecycle;
+mod lookahead;
 mod prefix_cache;
 mod random_schemas;
 mod resumed;

@@ -23,7 +23,7 @@ use skep_kernels::cuda::sample::NONE;
 
 use super::limits::check;
 use super::{Executor, ExecutorLimits, pipeline};
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchSequence};
 use crate::communicator::RankFault;
 use crate::error::ModelError;
 use crate::memory_plan::MemoryPlan;
@@ -52,6 +52,10 @@ pub struct CudaExecutor {
     draw_input: HostBuffer,
     drawn: HostBuffer,
     logit_rows: usize,
+    /// The last step.
+    step: Batch,
+    /// A step that was begun with the tokens that were drawn before it, which are in it by now.
+    ahead: Option<Batch>,
     /// The logits of the last step, once the host needs them.
     logits: OnceCell<Vec<f32>>,
     isa: Isa,
@@ -68,7 +72,26 @@ impl CudaExecutor {
     fn put(&mut self, batch: &Batch, first: usize) -> Result<usize, ModelError> {
         let step = self.cuts.pack(batch, &mut self.packed);
         self.copy_inputs(&step)?;
-        let recorded = first == 0 && self.record(&step)?;
+        self.compute(&step, first)
+    }
+
+    /// The same, with the tokens that were drawn last, which only the device knows.
+    fn put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        let step = self.cuts.pack(batch, &mut self.packed);
+        self.copy_inputs(&step)?;
+        let leader = self.leader();
+        leader.drawn.record()?;
+        let tokens = leader.drawn_tokens(batch.sequences.len())?;
+        for rank in self.stages.iter().flatten() {
+            // All ranks wait: their part of the logits goes where the draw has read the last ones.
+            rank.device.wait(&leader.drawn)?;
+            rank.device.copy(tokens, rank.tokens(&step, batch.sequences.len())?)?;
+        }
+        self.compute(&step, 0).map(drop)
+    }
+
+    fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
+        let recorded = first == 0 && self.record(step)?;
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
             for own in 0..ranks.len() {
@@ -81,7 +104,7 @@ impl CudaExecutor {
             }
             match step.shape.filter(|_| recorded).and_then(|shape| self.recordings.get(&shape)) {
                 Some(recordings) => recordings[stage].iter().try_for_each(Recording::replay)?,
-                None => self.launch(stage, &step, first)?,
+                None => self.launch(stage, step, first)?,
             }
             for rank in ranks {
                 rank.done.record()?;
@@ -198,8 +221,9 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// The tokens of the rows that the device draws, each with its place among those asked for.
-    fn draw(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<(usize, u32)>, ModelError> {
+    /// The tokens of the rows that the device draws, each with its place among those asked for. If it draws all, `next` is begun
+    /// before they are waited for.
+    fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
         let mut packed = std::mem::take(&mut self.packed);
         let draw = Draw::pack(rows, vocabulary, &mut packed);
@@ -227,10 +251,22 @@ impl CudaExecutor {
             };
             leader.device.sample(&sample)?;
             leader.device.download(tokens, &mut self.drawn, 0)?;
-            leader.device.synchronize()?;
-            self.check_ranks()?;
+            leader.known.record()?;
         }
         self.packed = packed;
+        let goes_on = next.filter(|next| count == rows.len() && can_go_on(rows, next));
+        if let Some(next) = goes_on {
+            self.put_drawn(next)?;
+            // The logits of the drawn step are gone.
+            self.logit_rows = 0;
+            self.ahead = Some(next.clone());
+        }
+        if count > 0 {
+            self.leader().known.synchronize()?;
+        }
+        if goes_on.is_none() {
+            self.check_ranks()?;
+        }
         let tokens = self
             .drawn
             .bytes()
@@ -238,6 +274,13 @@ impl CudaExecutor {
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         Ok(draw.rows.into_iter().zip(tokens).collect())
     }
+}
+
+/// That the rows are those of a decoded step in their order, and the next one is of the same sequences.
+fn can_go_on(rows: &[LogitRow<'_>], next: &Batch) -> bool {
+    let in_order = rows.iter().enumerate().all(|(index, row)| row.row() == index);
+    let decodes = |sequence: &BatchSequence| sequence.tokens.len() == 1 && sequence.logit_rows() == 1;
+    in_order && rows.len() == next.sequences.len() && next.sequences.iter().all(decodes)
 }
 
 /// What comes before the first layer.
@@ -257,6 +300,12 @@ impl Executor for CudaExecutor {
         self.logit_rows = 0;
         self.logits.take();
         check(batch, &self.limits)?;
+        let ahead = self.ahead.take().filter(|ahead| ahead == batch);
+        self.step.clone_from(batch);
+        if ahead.is_some() {
+            self.logit_rows = batch.logit_rows();
+            return Ok(());
+        }
         let tokens = batch.token_count();
         if tokens == 0 {
             return Ok(());
@@ -303,12 +352,52 @@ impl Executor for CudaExecutor {
     }
 
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.sample_rows(rows, None)
+    }
+
+    fn goes_on(&self) -> bool {
+        true
+    }
+
+    fn sample_then(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+        // A step that cannot be is refused when it is asked for.
+        let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
+        let outputs = match self.sample_rows(rows, next) {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                // Rows may be asked for again, one by one: the step is done again, whose logits are gone.
+                if self.ahead.take().is_some() {
+                    let step = std::mem::take(&mut self.step);
+                    self.forward(&step)?;
+                }
+                return Err(error);
+            }
+        };
+        if let Some(ahead) = &mut self.ahead {
+            for (sequence, output) in ahead.sequences.iter_mut().zip(&outputs) {
+                sequence.tokens[0] = output.token;
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+}
+
+impl CudaExecutor {
+    fn sample_rows(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        next: Option<&Batch>,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         for row in rows.iter().filter(|row| row.row() >= self.logit_rows) {
             let problem = format!("logit row {} of a step with {} rows", row.row(), self.logit_rows);
             return Err(ModelError::Batch { problem });
         }
         let mut outputs: Vec<Option<RowOutput>> = vec![None; rows.len()];
-        for (index, token) in self.draw(rows)? {
+        for (index, token) in self.draw(rows, next)? {
             if token == NONE {
                 let problem =
                     format!("row {}: the mask, bans and logits leave no token to choose", rows[index].row());
@@ -321,10 +410,6 @@ impl Executor for CudaExecutor {
             None => draw(self.isa, self.logits(row.row())?, row),
         });
         outputs.collect()
-    }
-
-    fn plan(&self) -> &MemoryPlan {
-        &self.plan
     }
 }
 

@@ -1,12 +1,14 @@
 //! Tiny models on emulated devices, whose kernels run on the processor, against exact logits and the CPU executor; on a real device
 //! as well, where there is one.
 
+use skep_kernels::DType;
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::device::{Device, Emulation};
 
 use super::*;
 use crate::batch::LogitsWanted;
 use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::executor::fixture::{expected, folder, options, relative_error, sequence};
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
@@ -16,7 +18,9 @@ const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistr
 /// Of activations with eleven bits, as a share of the largest logit.
 const BOUND: f32 = 1e-2;
 /// Of activations with eight bits.
-const BF16_BOUND: f32 = 8e-2;
+const BF16_BOUND: f32 = 16e-2;
+/// Where the processor rounds as well.
+const FORMAT_BOUND: f32 = 4e-2;
 
 fn cuda_options() -> ExecutorOptions {
     ExecutorOptions {
@@ -80,11 +84,32 @@ fn every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding() {
 }
 
 #[test]
-fn ranks_that_share_layers_and_stages_give_the_same_logits() {
-    for (tensor_parallel, pipeline_parallel, devices) in
-        [(2, 1, "0"), (2, 1, "0,1"), (1, 3, "0"), (2, 2, "0,1,2,3")]
+fn weights_of_every_format_give_the_logits_of_the_processor() {
+    let mut config = ModelConfig::shape("tiny").unwrap();
+    config.qk_norm = true;
+    for dtype in
+        [DType::F32, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4K, DType::Q5K, DType::Q6K]
     {
-        for name in ["llama-gqa", "qwen2-bias"] {
+        let checkpoint = Checkpoint::synthetic(config.clone(), dtype).unwrap();
+        let cuda_options = ExecutorOptions { activations: Some(Activation::F16), ..cuda_options() };
+        let mut cuda = model(&checkpoint, cuda_options, "0", 1).unwrap().executor(0).unwrap();
+        // Not rounded to eight bits before they are multiplied, as the fast tiers do.
+        let cpu_options = ExecutorOptions { kv: KvDtype::F32, isa: Some(Isa::Portable), ..cuda_options };
+        let mut cpu = CpuExecutor::load(&checkpoint, cpu_options).unwrap();
+        for (start, tokens) in [(0, &[7, 300, 11, 999, 5, 64, 2, 8, 1, 77, 31][..]), (11, &[12])] {
+            let batch = Batch { sequences: vec![sequence(tokens, start, 9, LogitsWanted::Last)] };
+            cuda.forward(&batch).unwrap();
+            cpu.forward(&batch).unwrap();
+            let error = relative_error(cuda.logits(0).unwrap(), cpu.logits(0).unwrap());
+            assert!(error < FORMAT_BOUND, "{dtype} at {start}: {error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_layers_and_stages_give_the_same_logits() {
+    for (tensor_parallel, pipeline_parallel, devices) in [(2, 1, "0"), (1, 3, "0"), (2, 2, "0,1,2,3")] {
+        for name in ["llama-gqa", "qwen2-bias"].into_iter().take(if devices == "0" { 2 } else { 1 }) {
             let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
             let mut executor = load(name, options, devices);
             for chunk in [64, 1] {
@@ -219,6 +244,70 @@ fn greedy_tokens_are_those_of_the_processor() {
             next = vec![cpu.sample(&[row]).unwrap()[0].token];
         }
     }
+}
+
+#[test]
+fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_follows() {
+    let (ids, _) = expected("llama-gqa");
+    for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 2)] {
+        let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
+        let mut plain = load("llama-gqa", options, "0");
+        let mut ahead = load("llama-gqa", options, "0");
+        let starts = [8, 5];
+        let prompts = starts.map(|start| &ids[..start]);
+        let first = |executor: &mut CudaExecutor| {
+            let rows = [0, 1].map(|at| sequence(prompts[at], 0, 9 + 10 * at as u32, LogitsWanted::Last));
+            executor.forward(&Batch { sequences: rows.to_vec() }).unwrap();
+        };
+        first(&mut plain);
+        first(&mut ahead);
+        let sampling = Sampling { temperature: 0.7, ..Sampling::default() };
+        let rows = |step: u64| {
+            [0, 1].map(|row| {
+                LogitRow::Sample(SampleRow { row, seed: row as u64, step, ..sample_of(&sampling) })
+            })
+        };
+        for step in 0..8usize {
+            // The second sequence ends on the way: what was begun for both is forgotten.
+            let after = |tokens: [u32; 2], count: usize| {
+                let rows = (0..count).map(|at| {
+                    sequence(&tokens[at..=at], starts[at] + step, 9 + 10 * at as u32, LogitsWanted::Last)
+                });
+                Batch { sequences: rows.collect() }
+            };
+            let count = if step < 4 { 2 } else { 1 };
+            let asked = &rows(step as u64)[..count];
+            let found = ahead.sample_then(asked, &after([0, 0], count)).unwrap();
+            assert_eq!(found, plain.sample(asked).unwrap(), "step {step}");
+            assert!(ahead.ahead.is_some(), "it was begun");
+            let tokens = [found[0].token, found.get(1).map_or(0, |found| found.token)];
+            let next = after(tokens, if step < 3 { 2 } else { 1 });
+            plain.forward(&next).unwrap();
+            ahead.forward(&next).unwrap();
+            for row in 0..next.sequences.len() {
+                let (found, expected) = (ahead.logits(row).unwrap(), plain.logits(row).unwrap());
+                assert!(found == expected, "step {step}, row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun() {
+    let (ids, _) = expected("llama-gqa");
+    let mut executor = load("llama-gqa", cuda_options(), "0");
+    let decode = |tokens: &[u32], start: usize| {
+        let rows = [0, 1].map(|at| sequence(&tokens[at..=at], start, 9 + 10 * at as u32, LogitsWanted::Last));
+        Batch { sequences: rows.to_vec() }
+    };
+    executor.forward(&decode(&ids, 0)).unwrap();
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let good = LogitRow::Sample(SampleRow { row: 1, ..sample_of(&greedy) });
+    let expected = executor.sample(std::slice::from_ref(&good)).unwrap();
+    let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..sample_of(&greedy) });
+    let error = executor.sample_then(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
+    assert!(error.to_string().contains("leave no token"), "{error}");
+    assert_eq!(executor.sample(&[good]).unwrap(), expected);
 }
 
 #[test]

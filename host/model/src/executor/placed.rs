@@ -102,27 +102,26 @@ fn usable_devices(count: usize, ranks: usize, replicas: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::KvDtype;
     use crate::executor::fixture::{folder, options};
     use skep_kernels::Isa;
 
-    fn placed(device: &str) -> Result<Vec<PlacedExecutor>, ModelError> {
+    fn placed(device: &str, kv: KvDtype) -> Result<Vec<PlacedExecutor>, ModelError> {
         let checkpoint = Checkpoint::open(&folder("llama-gqa")).unwrap();
-        let options = ExecutorOptions { device: device.parse().unwrap(), ..options(Isa::detect()) };
+        let options = ExecutorOptions { device: device.parse().unwrap(), kv, ..options(Isa::detect()) };
         PlacedExecutor::replicas(&checkpoint, options, NonZeroUsize::MIN)
     }
 
     #[test]
     fn auto_falls_back_to_the_processor_and_a_device_that_is_asked_for_does_not() {
         // Nobody has so many devices.
-        let error = placed("cuda:63").err().expect("refused").to_string();
+        let error = placed("cuda:63", KvDtype::F16).err().expect("refused").to_string();
         assert!(error.contains("no CUDA device"), "{error}");
-        let auto = placed("auto").unwrap().remove(0);
-        match auto.fallback {
-            // Its keys and values are of 32 bits here, which no device keeps.
-            Some(reason) => assert!(auto.device == "cpu" && !reason.is_empty(), "{reason}"),
-            None => panic!("{}", auto.device),
-        }
-        assert!(placed("cpu").unwrap()[0].fallback.is_none());
+        // No device keeps 32 bits.
+        let auto = placed("auto", KvDtype::F32).unwrap().remove(0);
+        assert_eq!(auto.device, "cpu");
+        assert!(auto.fallback.is_some_and(|reason| !reason.is_empty()));
+        assert!(placed("cpu", KvDtype::F32).unwrap()[0].fallback.is_none());
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub(super) struct Rank {
     pub(super) logits: Option<Arc<DeviceBuffer>>,
     /// What was put into the queue of this rank's part of a step.
     pub(super) done: Event,
+    /// That tokens are drawn, and that the host knows them.
+    pub(super) drawn: Event,
+    pub(super) known: Event,
     /// That the next stage has what it needs of the rooms.
     pub(super) handed_on: Event,
     /// That the step's arrays were copied, by the place that they came from.
@@ -119,6 +122,17 @@ impl Rank {
             self.room(&draw.tokens, rows * 4)?,
             logits.slice(),
         ])
+    }
+
+    /// Those that were drawn last.
+    pub(super) fn drawn_tokens(&self, count: usize) -> Result<Slice<'_>, ModelError> {
+        let draw = self.places.draw.as_ref().map(|draw| &draw.tokens);
+        self.room(draw.unwrap_or(&(0..0)), count * 4)
+    }
+
+    /// The first tokens of a step.
+    pub(super) fn tokens(&self, step: &Step, count: usize) -> Result<Slice<'_>, ModelError> {
+        Ok(self.array(&step.tokens)?.part(0..count * 4)?)
     }
 
     /// Where the step's arrays go.

@@ -151,6 +151,8 @@ impl<'a> CudaModel<'a> {
             draw_input,
             drawn,
             logit_rows: 0,
+            step: Batch::default(),
+            ahead: None,
             logits: OnceCell::new(),
             isa: self.options.isa.unwrap_or_else(Isa::detect),
             limits,
@@ -282,6 +284,8 @@ impl<'a> CudaModel<'a> {
         Ok(Rank {
             shape: Shape::new(config, weights.layout.activation, patience_us),
             done: device.event()?,
+            drawn: device.event()?,
+            known: device.event()?,
             handed_on: device.event()?,
             copied: [device.event()?, device.event()?],
             device,

@@ -1,0 +1,49 @@
+//! The next step is begun before its tokens are known, and no output tells.
+
+use futures::future::join_all;
+
+use super::executors::Ahead;
+use super::fixture::{collect, generate, greedy, model};
+use crate::{Engine, EngineOptions, GenerateRequest, Speculation};
+
+fn engine(kv_tokens: usize, speculation: Speculation) -> (Engine, Ahead) {
+    let ahead = Ahead::default();
+    let watched = ahead.clone();
+    let options = EngineOptions { speculation, ..EngineOptions::default() };
+    let model = model(kv_tokens, move |executor| Box::new(watched.watch(executor)));
+    (Engine::start(model, options).expect("the engine starts"), ahead)
+}
+
+async fn together(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Vec<u32>> {
+    let streams: Vec<_> = requests.into_iter().map(|request| engine.generate(request).unwrap()).collect();
+    join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap().ids).collect()
+}
+
+fn requests() -> Vec<GenerateRequest> {
+    let mut requests: Vec<_> =
+        (0..4).map(|n| greedy(&format!("request {n} of several"), 30 + 40 * n)).collect();
+    requests[1].stop = vec!["e".to_owned()];
+    requests[2].top_logprobs = Some(2);
+    requests
+}
+
+#[tokio::test]
+async fn a_sequence_alone_is_begun_again_at_once_for_each_token_but_the_first_and_the_last() {
+    let (engine, ahead) = engine(4096, Speculation::Off);
+    let run = generate(&engine, greedy("The quick brown fox", 40)).await.unwrap();
+    let counts = ahead.counts();
+    assert_eq!((run.ids.len(), counts.used, counts.forgotten), (40, 39, 0));
+}
+
+#[tokio::test]
+async fn outputs_are_those_of_an_engine_that_waits() {
+    let plain = super::fixture::engine();
+    let expected = together(&plain, requests()).await;
+    for (kv_tokens, speculation) in
+        [(4096, Speculation::Off), (256, Speculation::Off), (4096, Speculation::prompt_lookup())]
+    {
+        let (engine, ahead) = engine(kv_tokens, speculation);
+        assert_eq!(together(&engine, requests()).await, expected, "{kv_tokens} {speculation:?}");
+        assert!(ahead.counts().used > 0, "{kv_tokens} {speculation:?}: {:?}", ahead.counts());
+    }
+}
