@@ -37,6 +37,7 @@ fn every_command_explains_itself() {
         "ai",
         "model",
         "bench",
+        "kernels",
         "doctor",
         "completions",
     ] {
@@ -45,6 +46,28 @@ fn every_command_explains_itself() {
         assert!(output.status.success(), "{command} --help");
         assert!(text(&output.stdout).lines().count() > 3, "{command} --help teaches nothing");
     }
+}
+
+#[test]
+fn kernels_that_cannot_be_compiled_or_found_say_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let failed = |output: Output, code: i32| {
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let (out, nvrtc) = (path("cubins"), path("libnvrtc.so"));
+    let said = failed(skep(&["kernels", "build", "--out", &out, "--nvrtc", &nvrtc]), 1);
+    assert!(said.contains(&nvrtc) && said.contains("nvidia-cuda-nvrtc"), "{said}");
+    let said = failed(skep(&["kernels", "build", "--out", &out, "--arch", "sm_75"]), 2);
+    assert!(said.contains("sm_75") && said.contains("sm_90a"), "{said}");
+    assert!(!dir.path().join("cubins").exists(), "nothing was written");
+    let said = failed(skep(&["kernels", "list", "--dir", &path("")]), 1);
+    assert!(said.contains("skep kernels build"), "{said}");
+    let mut named = Command::new(env!("CARGO_BIN_EXE_skep"));
+    let named = named.args(["kernels", "list"]).env("SKEP_CUBINS", &out).output().unwrap();
+    let said = failed(named, 1);
+    assert!(said.contains("SKEP_CUBINS") && said.contains(&out), "{said}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Everything under it can be deleted at any time and is made again when it is needed. Whatever is put there is
 //! complete: it is made beside its place and renamed into it, under a lock that other processes respect.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,9 @@ use anyhow::{Context as _, Result, bail};
 
 /// The environment variable that names another cache folder.
 pub const HOME_VARIABLE: &str = "SKEP_HOME";
+
+/// The environment variable that names a folder of compiled kernels.
+pub const CUBINS_VARIABLE: &str = "SKEP_CUBINS";
 
 /// The cache folder: `$SKEP_HOME`, or `skep` in the platform's cache folder for this user.
 pub fn cache_dir() -> Result<PathBuf> {
@@ -30,6 +34,29 @@ pub fn cache_subdir(name: &str) -> Result<PathBuf> {
         format!("cannot create {}; set {HOME_VARIABLE} to a writable folder", dir.display())
     })?;
     Ok(dir)
+}
+
+/// Where kernels for the GPU are kept once they were compiled here.
+pub fn cubin_cache() -> Result<PathBuf> {
+    Ok(cache_dir()?.join("cubins"))
+}
+
+/// Kernels that came with the binary: in `$SKEP_CUBINS`, or in the folder `cubins` beside it, if there is one.
+pub fn shipped_cubins() -> Result<Option<PathBuf>> {
+    let binary = std::env::current_exe().ok();
+    shipped(std::env::var_os(CUBINS_VARIABLE), binary.as_deref().and_then(Path::parent))
+}
+
+fn shipped(named: Option<OsString>, beside: Option<&Path>) -> Result<Option<PathBuf>> {
+    match named.filter(|named| !named.is_empty()).map(PathBuf::from) {
+        Some(named) if named.is_dir() => Ok(Some(named)),
+        Some(named) => bail!(
+            "{CUBINS_VARIABLE}={}: no such folder\n  hint: make it with `skep kernels build --out {}`, or unset it",
+            named.display(),
+            named.display()
+        ),
+        None => Ok(beside.map(|beside| beside.join("cubins")).filter(|folder| folder.is_dir())),
+    }
 }
 
 /// Default place of the host's database: the platform's data folder for this user, or inside `$SKEP_HOME`.
@@ -61,6 +88,23 @@ pub fn lock(lock_path: &Path, waiting: impl FnOnce()) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shipped_kernels_are_in_the_folder_that_is_named_or_beside_the_binary() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let cubins = dir.path().join("cubins");
+        let found = |named: Option<&Path>| {
+            shipped(named.map(|named| named.as_os_str().to_owned()), Some(dir.path()))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(found(None), Ok(None));
+        let error = found(Some(&cubins)).expect_err("not there yet");
+        assert!(error.contains("SKEP_CUBINS=") && error.contains("skep kernels build"), "{error}");
+        std::fs::create_dir(&cubins).expect("a folder");
+        assert_eq!(found(None), Ok(Some(cubins.clone())));
+        assert_eq!(found(Some(Path::new(""))), Ok(Some(cubins)));
+        assert_eq!(found(Some(dir.path())), Ok(Some(dir.path().to_owned())));
+    }
 
     #[test]
     fn second_holder_of_a_lock_waits_for_the_first() {

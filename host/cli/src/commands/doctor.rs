@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use skep_kernels::cuda::{architecture::Architecture, nvrtc::Nvrtc};
+use skep_kernels::cuda::{architecture::Architecture, nvrtc::Nvrtc, shipped};
 use skep_kernels::gpu::GpuInfo;
 
 use super::out;
@@ -241,12 +241,30 @@ fn described(device: &GpuInfo) -> (String, bool) {
     (format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name), usable)
 }
 
-/// NVRTC, which makes kernels for the GPU where there is one.
+/// NVRTC, which makes kernels for the GPU where there is one, unless they were shipped.
 fn kernel_compiler() -> Check {
+    const NAME: &str = "CUDA compiler";
+    let shipped = match places::shipped_cubins() {
+        Ok(folder) => folder,
+        Err(error) => {
+            let found = error.to_string().lines().next().unwrap_or_default().to_owned();
+            return lacking(
+                NAME,
+                State::Note,
+                found,
+                "make it with `skep kernels build --out DIR`, or unset it",
+            );
+        }
+    };
+    let complete = shipped.as_deref().map(shipped::complete).unwrap_or_default();
     match Nvrtc::open(None) {
-        Ok(nvrtc) => ok("CUDA compiler", format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
+        Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
+        Err(_) if !complete.is_empty() => {
+            let names: Vec<_> = complete.iter().map(|architecture| architecture.name()).collect();
+            ok(NAME, format!("none, and none is needed: kernels were shipped for {}", names.join(", ")))
+        }
         Err(why) => lacking(
-            "CUDA compiler",
+            NAME,
             State::Note,
             why.to_string(),
             "needed where there is a GPU, for --device cuda: it compiles the kernels once, at the first start",

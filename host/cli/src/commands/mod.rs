@@ -13,6 +13,7 @@ mod deploy;
 mod doctor;
 mod event;
 mod invoke;
+mod kernels;
 mod key;
 mod list;
 mod logs;
@@ -56,6 +57,7 @@ Environment:
   SKEP_API_KEY
               key for a host that asks for one
   SKEP_HOME   folder for models, toolchain and data (default: the user's cache folder)
+  SKEP_CUBINS folder of kernels for the GPU that `skep kernels build` made
   NO_COLOR    no colours")]
 pub struct Cli {
     #[command(subcommand)]
@@ -116,6 +118,8 @@ enum Command {
     Model(model::Command),
     #[command(subcommand)]
     Bench(bench::Command),
+    #[command(subcommand)]
+    Kernels(kernels::Command),
     Doctor(doctor::Args),
     Completions(completions::Args),
 }
@@ -207,6 +211,7 @@ impl Command {
             Command::Key(command) => key::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,
+            Command::Kernels(command) => kernels::run(command),
             Command::Doctor(args) => doctor::run(&args),
             Command::Completions(args) => completions::run(&args),
         }

@@ -1,0 +1,179 @@
+//! `skep kernels`: kernels for GPUs, compiled ahead of time and shipped with the binary.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use indicatif::HumanBytes;
+use serde_json::json;
+use skep_kernels::cuda::architecture::Architecture;
+use skep_kernels::cuda::compile::Compiler;
+use skep_kernels::cuda::shipped::{self, Shipped};
+use skep_kernels::cuda::source::SOURCES;
+use skep_kernels::cuda::usage;
+
+use super::out;
+use crate::places;
+use crate::progress::{Progress as _, Terminal};
+
+/// Compile the kernels for GPUs ahead of time, and list them
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Build(BuildArgs),
+    List(ListArgs),
+}
+
+/// Compile the kernels into a folder, to ship it with the binary
+///
+/// Kernels are compiled by NVRTC when a GPU is opened first, and are cached from then on. With a folder of compiled
+/// kernels a machine needs no NVRTC. Compiling needs no GPU: it can be done where the binary is built, by the same
+/// version of `skep`; kernels of another version are not used. A host finds the folder by SKEP_CUBINS, or when it is
+/// called `cubins` and lies beside the binary.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep kernels build --out cubins
+  skep kernels build --out cubins --arch sm_90a         H100 and H200 alone
+  pip install --target nvrtc nvidia-cuda-nvrtc && skep kernels build --out cubins \\
+      --nvrtc nvrtc/nvidia/cu13/lib/libnvrtc.so.13
+
+Architectures:
+  sm_80   A100        sm_89    L4, RTX 40      sm_100   B200
+  sm_86   RTX 30      sm_90a   H100, H200      sm_120   RTX 50")]
+pub struct BuildArgs {
+    /// Folder for the compiled kernels; what is in it stays there
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Architecture to compile for, as often as wanted; all, if none is named
+    #[arg(long = "arch", value_name = "ARCH", value_parser = architecture())]
+    architectures: Vec<Architecture>,
+    /// NVRTC's library; without it, the newest that the system finds
+    #[arg(long, value_name = "FILE")]
+    nvrtc: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List compiled kernels with the registers that they take
+///
+/// For each kernel and architecture: the registers of a thread, and the bytes that a thread has to keep in memory because
+/// it has no register left.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep kernels list
+  skep kernels list --dir cubins --json | jq '.[] | select(.spilled_bytes > 0)'")]
+pub struct ListArgs {
+    /// Folder of `skep kernels build`; without it, the one that a host uses
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Build(args) => build(args),
+        Command::List(args) => list(args),
+    }
+}
+
+fn architecture() -> impl clap::builder::TypedValueParser<Value = Architecture> {
+    let named = |name: String| Architecture::ALL.into_iter().find(|architecture| architecture.name() == name);
+    PossibleValuesParser::new(Architecture::ALL.map(Architecture::name))
+        .map(move |name| named(name).expect("one of the possible values"))
+}
+
+fn build(args: BuildArgs) -> Result<()> {
+    let BuildArgs { out, mut architectures, nvrtc, json } = args;
+    if architectures.is_empty() {
+        architectures = Architecture::ALL.to_vec();
+    }
+    architectures.sort_unstable();
+    architectures.dedup();
+    let compiler = Compiler::when_needed(nvrtc, Some(places::cubin_cache()?));
+    let nvrtc = compiler.nvrtc();
+    let version =
+        nvrtc.map_err(|error| anyhow!("{error}\n  hint: --nvrtc FILE names the library"))?.version();
+    let total = (architectures.len() * SOURCES.len()) as u64;
+    let step = Terminal.count(&format!("compiling kernels with NVRTC {version}"), total);
+    let (done, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let progress = |shipped: Shipped| {
+        bytes.fetch_add(shipped.cubin_bytes as u64, Ordering::Relaxed);
+        step.note(&format!("{} for {}", shipped.source.name, shipped.architecture));
+        step.advance_to(done.fetch_add(1, Ordering::Relaxed) + 1);
+    };
+    shipped::ship(&compiler, &out, &architectures, progress)?;
+    let (modules, bytes) = (done.into_inner(), bytes.into_inner());
+    step.finish(&format!("{modules} modules"));
+    if json {
+        return out::json(&json!({
+            "folder": out,
+            "architectures": names(&architectures),
+            "nvrtc": version.to_string(),
+            "modules": modules,
+            "bytes": bytes,
+        }));
+    }
+    let folder = out.display();
+    out::line(&format!("{folder}: {} for {}", HumanBytes(bytes), names(&architectures).join(", ")))?;
+    out::line(&format!("Ship it beside the binary as `cubins`, or name it: SKEP_CUBINS={folder} skep up"))
+}
+
+fn list(args: ListArgs) -> Result<()> {
+    let folder = match args.dir {
+        Some(dir) => dir,
+        None => places::shipped_cubins()?.context(
+            "no kernels were shipped with this binary\n  hint: make some with `skep kernels build --out DIR`, then \
+             name the folder with --dir or SKEP_CUBINS",
+        )?,
+    };
+    let mut found = Vec::new();
+    for architecture in Architecture::ALL {
+        for source in SOURCES {
+            let module = shipped::module(&folder, *source, architecture);
+            let kernels = module.into_iter().flat_map(|module| module.kernels);
+            found.extend(kernels.map(|usage| (source.name, architecture, usage)));
+        }
+    }
+    if found.is_empty() {
+        let folder = folder.display();
+        bail!(
+            "{folder} has no kernels of this version of skep\n  hint: make them with `skep kernels build --out {folder}`"
+        );
+    }
+    if args.json {
+        let kernels: Vec<_> = found
+            .iter()
+            .map(|(source, architecture, usage)| {
+                json!({
+                    "kernel": usage.kernel,
+                    "source": source,
+                    "architecture": architecture.name(),
+                    "registers": usage.registers,
+                    "spilled_bytes": usage.spilled_bytes,
+                    "shared_bytes": usage.shared_bytes,
+                })
+            })
+            .collect();
+        return out::json(&kernels);
+    }
+    let usages: Vec<_> = found.into_iter().map(|(_, architecture, usage)| (architecture, usage)).collect();
+    out::line(&usage::table(&usages))?;
+    out::line(&format!("\n{}: {}", folder.display(), completeness(&folder)))
+}
+
+/// For which devices the folder is enough.
+fn completeness(folder: &Path) -> String {
+    match shipped::complete(folder).as_slice() {
+        [] => "complete for no architecture; what is not there is compiled by NVRTC".to_owned(),
+        complete => format!("complete for {}", names(complete).join(", ")),
+    }
+}
+
+fn names(architectures: &[Architecture]) -> Vec<&'static str> {
+    architectures.iter().map(|architecture| architecture.name()).collect()
+}
