@@ -20,13 +20,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use skep_engine::{Routing, Speculation};
-use skep_model::{DeviceChoice, KvDtype, Placement};
+use skep_model::{Activation, DeviceChoice, KvDtype, Placement};
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
@@ -61,7 +62,7 @@ pub struct Config {
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: Option<String>,
     /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices.
-    #[serde(deserialize_with = "device")]
+    #[serde(deserialize_with = "parsed")]
     pub device: Option<DeviceChoice>,
     #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
@@ -119,6 +120,9 @@ pub struct EngineConfig {
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
+    /// How a CUDA device keeps what is between the weights: bf16 or f16.
+    #[serde(deserialize_with = "parsed")]
+    pub activations: Option<Activation>,
     /// Instructions to compute with: portable, avx2 or avx512.
     pub isa: Option<String>,
     /// Whether each thread of the model's computation stays on a CPU of its own.
@@ -249,6 +253,7 @@ impl Config {
         set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
         set(&mut options.engine.speculation, &engine.speculation.map(Speculation::from));
         set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
+        options.executor.activations = engine.activations.or(options.executor.activations);
         if let Some(isa) = &engine.isa {
             let isa = isa.parse().map_err(|problem| anyhow::anyhow!("[engine] isa: {problem}"))?;
             options.executor.isa = Some(isa);
@@ -282,7 +287,12 @@ impl Config {
     }
 }
 
-fn device<'de, D: Deserializer<'de>>(reader: D) -> Result<Option<DeviceChoice>, D::Error> {
+/// What is written as its type is read and shown everywhere.
+fn parsed<'de, D, T>(reader: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: std::fmt::Display>,
+{
     String::deserialize(reader)?.parse().map(Some).map_err(D::Error::custom)
 }
 

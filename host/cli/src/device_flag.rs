@@ -1,10 +1,16 @@
 //! The flag that says where a model runs, of every command that loads one to use it.
 
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::Result;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
 use skep_kernels::gpu;
-use skep_model::DeviceChoice;
+use skep_model::{DeviceChoice, KernelFolders};
+
+use crate::places;
 
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DeviceFlag {
@@ -20,6 +26,19 @@ impl DeviceFlag {
     }
 }
 
+/// Where compiled kernels are looked for and kept. The folders stay the same as long as the process runs.
+pub fn kernel_folders() -> Result<KernelFolders> {
+    static FOLDERS: OnceLock<KernelFolders> = OnceLock::new();
+    if let Some(folders) = FOLDERS.get() {
+        return Ok(*folders);
+    }
+    let kept = |folder: PathBuf| -> &'static Path { Box::leak(folder.into_boxed_path()) };
+    let shipped = places::shipped_cubins()?.map(kept);
+    // Without a place for a cache, kernels are compiled at every start.
+    let cache = places::cubin_cache().ok().map(kept);
+    Ok(*FOLDERS.get_or_init(|| KernelFolders { cache, shipped }))
+}
+
 /// Reads a device, and tells shells what to complete.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceParser;
@@ -32,7 +51,7 @@ impl TypedValueParser for DeviceParser {
         command: &Command,
         argument: Option<&Arg>,
         value: &std::ffi::OsStr,
-    ) -> Result<DeviceChoice, Error> {
+    ) -> std::result::Result<DeviceChoice, Error> {
         (|text: &str| text.parse::<DeviceChoice>()).parse_ref(command, argument, value)
     }
 

@@ -22,7 +22,7 @@ use crate::agent_source::AgentSource;
 use crate::catalog;
 use crate::config::{AuthOptions, rates_of_open_host};
 use crate::data_lock::DataLock;
-use crate::device_flag::report_fallback;
+use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::{Progress, Silent};
 
 /// What a host is started with.
@@ -165,6 +165,14 @@ pub fn open_engine(
 ) -> Result<Engine> {
     let model = catalog::resolve(name_or_path, progress)?;
     let step = progress.begin(&format!("loading {}", model.name), None);
+    let executor = ExecutorOptions {
+        kernels: kernel_folders()?,
+        // What the engine may plan, the executor has room for.
+        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens),
+        max_sequences: executor.max_sequences.max(engine.max_sequences),
+        max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
+        ..executor
+    };
     let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
     let loaded = loaded.map_err(|error| match error {
         ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),

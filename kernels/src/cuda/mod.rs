@@ -42,6 +42,9 @@ mod host;
 #[cfg(test)]
 mod on_device;
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::KernelError;
 
 /// Threads of a warp.
@@ -61,6 +64,23 @@ impl Address {
 pub enum Activation {
     Bf16,
     F16,
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.suffix())
+    }
+}
+
+impl FromStr for Activation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Activation::Bf16, Activation::F16]
+            .into_iter()
+            .find(|activation| activation.to_string() == text)
+            .ok_or_else(|| format!("unknown format of activations {text:?}; one of bf16, f16"))
+    }
 }
 
 impl Activation {

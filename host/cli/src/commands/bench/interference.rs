@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::percentile;
 use crate::catalog;
 use crate::commands::out;
-use crate::device_flag::{DeviceFlag, report_fallback};
+use crate::device_flag::{DeviceFlag, kernel_folders, report_fallback};
 use crate::progress::Terminal;
 
 /// Tokens that each sequence has before anything is measured.
@@ -121,7 +121,8 @@ pub async fn run(args: Args) -> Result<()> {
 fn start(args: &Args) -> Result<Engine> {
     let model = catalog::resolve(&args.model, &Terminal)?;
     let device = args.device.over(DeviceChoice::Auto);
-    let options = ExecutorOptions { device, threads: args.threads, ..ExecutorOptions::default() };
+    let kernels = kernel_folders()?;
+    let options = ExecutorOptions { device, kernels, threads: args.threads, ..ExecutorOptions::default() };
     let loaded = LoadedModel::open(&model.name, &model.path, options)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
     report_fallback(&model.name, loaded.fallback.as_deref());

@@ -42,7 +42,8 @@ skep.toml, every line optional:
 All of its settings:
   listen, data, durability (\"process\", \"power\"), model, device, threads
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
-             max_sequences, step_tokens, step_target_ms, kv, kv_tokens, isa,
+             max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
+             activations (of CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s

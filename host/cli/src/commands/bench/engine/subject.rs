@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use skep_model::{Checkpoint, DType, Executor, ExecutorOptions, ModelConfig, PlacedExecutor};
 
 use crate::catalog;
-use crate::device_flag::report_fallback;
+use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::Terminal;
 
 /// A model that can be loaded.
@@ -35,6 +35,7 @@ pub(super) struct Loaded {
 
 impl Subject {
     pub(super) fn load(&self, options: ExecutorOptions) -> Result<Loaded> {
+        let options = ExecutorOptions { kernels: kernel_folders()?, ..options };
         let started;
         let (name, checkpoint) = match self {
             Subject::File(name) => {
