@@ -24,6 +24,8 @@ mod data_folder;
 mod dev_loop;
 /// A host that is killed under load, and what its clients are told.
 mod durability;
+/// The default model on a GPU, where there is one.
+mod gpu;
 /// Tools of other agents, over HTTP, and what the command line shows of tools.
 mod host_tools;
 /// What a hostile or broken guest, request or file gets.

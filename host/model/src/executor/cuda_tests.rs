@@ -1,9 +1,14 @@
 //! Tiny models on emulated devices, whose kernels run on the processor, against exact logits and the CPU executor; on a real device
 //! as well, where there is one.
 
-use skep_kernels::DType;
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
 use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::compile::Compiler;
 use skep_kernels::cuda::device::{Device, Emulation};
+use skep_kernels::{DType, gpu};
 
 use super::*;
 use crate::batch::LogitsWanted;
@@ -22,6 +27,11 @@ const BF16_BOUND: f32 = 16e-2;
 /// Where the processor rounds as well.
 const FORMAT_BOUND: f32 = 4e-2;
 
+thread_local! {
+    /// Whether the tests of this thread run on a device rather than on an emulated one.
+    static ON_A_DEVICE: Cell<bool> = const { Cell::new(false) };
+}
+
 fn cuda_options() -> ExecutorOptions {
     ExecutorOptions {
         kv: KvDtype::F16,
@@ -39,8 +49,39 @@ fn model<'a>(
     replicas: usize,
 ) -> Result<CudaModel<'a>, ModelError> {
     let emulation = Emulation { memory_bytes: 64 << 20, multiprocessors: 3 };
-    let open = move |_| Ok(Device::emulated(emulation));
+    let open = move |_| match ON_A_DEVICE.get() {
+        // All ranks on one.
+        true => Ok(Device::open(0, &compiler())?),
+        false => Ok(Device::emulated(emulation)),
+    };
     CudaModel::new(checkpoint, options, devices.parse::<Ordinals>().unwrap(), replicas, Box::new(open))
+}
+
+/// Compiles once for all tests.
+fn compiler() -> Arc<Compiler> {
+    static COMPILER: OnceLock<Arc<Compiler>> = OnceLock::new();
+    let cache = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-cubins");
+    COMPILER.get_or_init(|| Arc::new(Compiler::when_needed(None, Some(cache)))).clone()
+}
+
+/// `SKEP_REQUIRE_GPU=1` makes the absence of a device a failure.
+#[test]
+fn all_of_this_is_so_on_a_device_where_there_is_one() {
+    if let Err(reason) = gpu::probe() {
+        assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{reason}");
+        eprintln!("checked on the processor only: {reason}");
+        return;
+    }
+    ON_A_DEVICE.set(true);
+    every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding();
+    weights_of_every_format_give_the_logits_of_the_processor();
+    ranks_that_share_layers_and_stages_give_the_same_logits();
+    a_sequence_gets_the_same_logits_in_any_company();
+    tokens_are_drawn_as_the_processor_draws_them();
+    greedy_tokens_are_those_of_the_processor();
+    a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_follows();
+    a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun();
+    batches_that_do_not_fit_are_refused_and_leave_the_executor_usable();
 }
 
 fn open(name: &str) -> Checkpoint {
@@ -378,4 +419,38 @@ fn weights_keep_the_format_of_their_file_or_become_activations() {
     assert_eq!(layout.activation, Activation::Bf16);
     // Queries, keys and values are one matrix, and so are gate and up.
     assert!(layout.layers.iter().all(|layer| layer.qkv.len() == 1 && layer.gate_up.len() == 1));
+}
+
+#[test]
+#[ignore]
+fn adhoc_default_model() {
+    let path = std::env::var("ADHOC_MODEL").unwrap();
+    let checkpoint = Checkpoint::open(std::path::Path::new(&path)).unwrap();
+    let emulation = Emulation { memory_bytes: 1 << 30, multiprocessors: 8 };
+    let opts = ExecutorOptions { kv_tokens: Some(64), max_batch_tokens: 16, max_sequences: 1, max_logit_rows: 16, activations: None, kv: KvDtype::F16, ..ExecutorOptions::default() };
+    let mut cuda = CudaModel::new(&checkpoint, opts, Ordinals::FIRST, 1, Box::new(move |_| Ok(Device::emulated(emulation)))).unwrap().executor(0).unwrap();
+    eprintln!("{}", cuda.plan());
+    let mut cpu = CpuExecutor::load(&checkpoint, ExecutorOptions { kv: KvDtype::F32, ..opts }).unwrap();
+    let prompt = [504u32, 3280, 6429, 281, 1234, 3];
+    let batch = Batch { sequences: vec![sequence(&prompt, 0, 3, LogitsWanted::All)] };
+    let t = std::time::Instant::now();
+    cuda.forward(&batch).unwrap();
+    cpu.forward(&batch).unwrap();
+    for row in 0..6 {
+        let (a, b) = (cuda.logits(row).unwrap(), cpu.logits(row).unwrap());
+        let top = |v: &[f32]| v.iter().enumerate().max_by(|x, y| x.1.total_cmp(y.1)).unwrap().0;
+        eprintln!("row {row}: error {} top {} {} after {:?}", relative_error(a, b), top(a), top(b), t.elapsed());
+    }
+    let mut start = 6;
+    let mut next = vec![28u32];
+    for _ in 0..2 {
+        let batch = Batch { sequences: vec![sequence(&next, start, 3, LogitsWanted::Last)] };
+        let t = std::time::Instant::now();
+        cuda.forward(&batch).unwrap();
+        cpu.forward(&batch).unwrap();
+        let (a, b) = (cuda.logits(0).unwrap(), cpu.logits(0).unwrap());
+        eprintln!("decode: error {} after {:?}", relative_error(a, b), t.elapsed());
+        start += 1;
+        next = vec![281];
+    }
 }
