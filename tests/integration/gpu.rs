@@ -28,7 +28,10 @@ fn greedy_tokens_on_a_gpu_are_those_of_the_processor_within_rounding() {
             let scale = exact.iter().fold(0f32, |most, logit| most.max(logit.abs()));
             let chosen = likeliest(found);
             let short = largest - exact[chosen];
-            assert!(short < BOUND * scale, "{tensor} × {stages} ranks, row {row}: token {chosen} is {short} short");
+            assert!(
+                short < BOUND * scale,
+                "{tensor} × {stages} ranks, row {row}: token {chosen} is {short} short"
+            );
         }
     }
 }

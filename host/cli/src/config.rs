@@ -243,7 +243,7 @@ impl Config {
         set(&mut options.engine.routing, &engine.routing.map(Routing::from));
         set(&mut options.engine.max_queue, &engine.max_queue);
         set(&mut options.engine.max_sequences, &engine.max_sequences);
-        set(&mut options.engine.step_tokens, &engine.step_tokens);
+        options.engine.step_tokens = engine.step_tokens.or(options.engine.step_tokens);
         options.engine.step_target =
             engine.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
         options.executor.kv_tokens = engine.kv_tokens.or(options.executor.kv_tokens);

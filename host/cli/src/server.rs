@@ -168,7 +168,7 @@ pub fn open_engine(
     let executor = ExecutorOptions {
         kernels: kernel_folders()?,
         // What the engine may plan, the executor has room for.
-        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens),
+        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
         max_sequences: executor.max_sequences.max(engine.max_sequences),
         max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
         ..executor

@@ -32,7 +32,7 @@ pub struct EngineOptions {
     pub max_sequences: usize,
     /// Token budget of one step: decodes first, prefill chunks in what is left. A smaller budget keeps the time
     /// between tokens short while long prompts arrive.
-    pub step_tokens: usize,
+    pub step_tokens: Option<usize>,
     /// How long a step may take that computes prompts beside decodes, hence the time between tokens while long prompts
     /// arrive. `None`: four times what decodes alone take, and at least 30 ms.
     pub step_target: Option<Duration>,
@@ -52,7 +52,7 @@ impl Default for EngineOptions {
         EngineOptions {
             max_queue: 256,
             max_sequences: 32,
-            step_tokens: 256,
+            step_tokens: None,
             step_target: None,
             default_deadline: Duration::from_secs(600),
             routing: Routing::default(),

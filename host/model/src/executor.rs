@@ -70,6 +70,8 @@ pub trait Executor: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorLimits {
     pub max_batch_tokens: usize,
+    /// Of a step that computes prompts well and is not long: more at once gain little.
+    pub step_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
     pub page_count: usize,

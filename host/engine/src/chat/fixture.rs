@@ -36,6 +36,7 @@ pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: Eng
     let executor = Scripted {
         limits: ExecutorLimits {
             max_batch_tokens: 256,
+            step_tokens: 256,
             max_logit_rows: 16,
             max_sequences: 16,
             page_count: 512,

@@ -22,12 +22,12 @@ pub(crate) struct StepLimits {
 impl StepLimits {
     /// Every running sequence can decode in every step, so there are no more of them than tokens or logit rows.
     pub fn new(options: &EngineOptions, limits: &ExecutorLimits) -> Result<Self, EngineError> {
-        let tokens = options.step_tokens.min(limits.max_batch_tokens);
+        let tokens = options.step_tokens.unwrap_or(limits.step_tokens).min(limits.max_batch_tokens);
         let sequences =
             options.max_sequences.min(limits.max_sequences).min(tokens).min(limits.max_logit_rows);
         if sequences == 0 || limits.page_count == 0 {
             let message = format!(
-                "max_sequences {}, step_tokens {} and the executor's limits {limits:?} leave room for no sequence",
+                "max_sequences {}, step_tokens {:?} and the executor's limits {limits:?} leave room for no sequence",
                 options.max_sequences, options.step_tokens
             );
             return Err(EngineError::invalid("max_sequences", message));

@@ -43,7 +43,8 @@ async fn output_does_not_depend_on_the_batch() {
 async fn output_does_not_depend_on_how_prefill_is_cut() {
     let expected = join_all(requests().into_iter().map(alone)).await;
     for step_tokens in [8, 17, 64] {
-        let engine = engine_with(4096, EngineOptions { step_tokens, ..EngineOptions::default() });
+        let engine =
+            engine_with(4096, EngineOptions { step_tokens: Some(step_tokens), ..EngineOptions::default() });
         assert_eq!(together(&engine, requests()).await, expected, "{step_tokens} tokens per step");
     }
 }

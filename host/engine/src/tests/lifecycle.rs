@@ -60,8 +60,10 @@ async fn dropping_a_stream_frees_its_pages() {
 
 #[tokio::test]
 async fn under_pressure_nothing_is_lost_and_all_pages_come_back() {
-    let engine =
-        engine_with(320, EngineOptions { step_tokens: 48, max_sequences: 6, ..EngineOptions::default() });
+    let engine = engine_with(
+        320,
+        EngineOptions { step_tokens: Some(48), max_sequences: 6, ..EngineOptions::default() },
+    );
     let mut streams = Vec::new();
     for n in 0..48usize {
         let mut request =

@@ -79,7 +79,8 @@ fn recorded(owner: u32, length: usize, max_tokens: usize) -> GenerateRequest {
 async fn what_is_reported_as_cached_was_not_computed_and_the_rest_was() {
     let recorder = Recorder::default();
     let model = model(4096, |executor| Box::new(recorder.watch(executor)));
-    let engine = Engine::start(model, EngineOptions { step_tokens: 24, ..EngineOptions::default() }).unwrap();
+    let engine =
+        Engine::start(model, EngineOptions { step_tokens: Some(24), ..EngineOptions::default() }).unwrap();
     for length in [100, 100, 161, 160, 176, 50, 1] {
         let mut request = recorded(0, length, 9);
         // What it forces at the beginning joins the prefill of the prompt, and is no part of the prompt.
@@ -94,7 +95,8 @@ async fn what_is_reported_as_cached_was_not_computed_and_the_rest_was() {
 async fn preempted_sequences_report_as_cached_what_was_never_computed() {
     let recorder = Recorder::default();
     let model = model(512, |executor| Box::new(recorder.watch(executor)));
-    let engine = Engine::start(model, EngineOptions { step_tokens: 40, ..EngineOptions::default() }).unwrap();
+    let engine =
+        Engine::start(model, EngineOptions { step_tokens: Some(40), ..EngineOptions::default() }).unwrap();
     for owner in 0..4 {
         generate(&engine, recorded(owner, 64, 1)).await.unwrap();
         recorder.take(owner, 64);
@@ -114,7 +116,8 @@ async fn preempted_sequences_report_as_cached_what_was_never_computed() {
 async fn sessions_that_start_together_compute_their_common_prompt_once() {
     let gate = Gate::default();
     let model = model(4096, |executor| Box::new(gate.guard(executor)));
-    let engine = Engine::start(model, EngineOptions { step_tokens: 32, ..EngineOptions::default() }).unwrap();
+    let engine =
+        Engine::start(model, EngineOptions { step_tokens: Some(32), ..EngineOptions::default() }).unwrap();
     let streams: Vec<_> = (0..4)
         .map(|session| {
             let mut request = greedy(&format!("{PROMPT} I am number {session}."), 4);

@@ -199,7 +199,7 @@ async fn company_in_the_batch_changes_nothing() {
     }
     assert!(engine.stats().accepted_tokens > 0);
     let options = EngineOptions {
-        step_tokens: 12,
+        step_tokens: Some(12),
         speculation: Speculation::PromptLookup(DraftLimits { max_tokens: 40, adaptive: false }),
         ..EngineOptions::default()
     };

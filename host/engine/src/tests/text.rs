@@ -76,7 +76,8 @@ async fn a_scored_prompt_agrees_with_the_logprobs_of_generation() {
     echo.prompt.extend(&run.ids);
     echo.prompt_logprobs = Some(1);
     for step_tokens in [10, 100, 256] {
-        let engine = engine_with(4096, EngineOptions { step_tokens, ..EngineOptions::default() });
+        let engine =
+            engine_with(4096, EngineOptions { step_tokens: Some(step_tokens), ..EngineOptions::default() });
         for _warm in [false, true] {
             let scored = generate(&engine, echo.clone()).await.unwrap();
             assert_eq!(scored.finished.usage.cached_tokens, 0, "every position is scored, so none is reused");

@@ -427,8 +427,25 @@ fn adhoc_default_model() {
     let path = std::env::var("ADHOC_MODEL").unwrap();
     let checkpoint = Checkpoint::open(std::path::Path::new(&path)).unwrap();
     let emulation = Emulation { memory_bytes: 1 << 30, multiprocessors: 8 };
-    let opts = ExecutorOptions { kv_tokens: Some(64), max_batch_tokens: 16, max_sequences: 1, max_logit_rows: 16, activations: None, kv: KvDtype::F16, ..ExecutorOptions::default() };
-    let mut cuda = CudaModel::new(&checkpoint, opts, Ordinals::FIRST, 1, Box::new(move |_| Ok(Device::emulated(emulation)))).unwrap().executor(0).unwrap();
+    let opts = ExecutorOptions {
+        kv_tokens: Some(64),
+        max_batch_tokens: 16,
+        max_sequences: 1,
+        max_logit_rows: 16,
+        activations: None,
+        kv: KvDtype::F16,
+        ..ExecutorOptions::default()
+    };
+    let mut cuda = CudaModel::new(
+        &checkpoint,
+        opts,
+        Ordinals::FIRST,
+        1,
+        Box::new(move |_| Ok(Device::emulated(emulation))),
+    )
+    .unwrap()
+    .executor(0)
+    .unwrap();
     eprintln!("{}", cuda.plan());
     let mut cpu = CpuExecutor::load(&checkpoint, ExecutorOptions { kv: KvDtype::F32, ..opts }).unwrap();
     let prompt = [504u32, 3280, 6429, 281, 1234, 3];
@@ -439,7 +456,13 @@ fn adhoc_default_model() {
     for row in 0..6 {
         let (a, b) = (cuda.logits(row).unwrap(), cpu.logits(row).unwrap());
         let top = |v: &[f32]| v.iter().enumerate().max_by(|x, y| x.1.total_cmp(y.1)).unwrap().0;
-        eprintln!("row {row}: error {} top {} {} after {:?}", relative_error(a, b), top(a), top(b), t.elapsed());
+        eprintln!(
+            "row {row}: error {} top {} {} after {:?}",
+            relative_error(a, b),
+            top(a),
+            top(b),
+            t.elapsed()
+        );
     }
     let mut start = 6;
     let mut next = vec![28u32];

@@ -5,6 +5,9 @@ use crate::batch::{Batch, PAGE_TOKENS};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
+/// The processor's products are as fast with these as with more.
+const CPU_STEP_TOKENS: usize = 256;
+
 pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<ExecutorLimits, ModelError> {
     let kv_tokens = options.kv_tokens.unwrap_or(CPU_KV_TOKENS);
     for (name, value) in [
@@ -19,6 +22,7 @@ pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<
     }
     Ok(ExecutorLimits {
         max_batch_tokens: options.max_batch_tokens,
+        step_tokens: options.max_batch_tokens.min(CPU_STEP_TOKENS),
         max_logit_rows: options.max_logit_rows,
         max_sequences: options.max_sequences,
         page_count: kv_tokens.div_ceil(PAGE_TOKENS),

@@ -29,6 +29,8 @@ use crate::shard::{self, Shard};
 
 /// Of each device's memory, for recordings and what the driver takes while it runs: one part of so many.
 const SPARE_SHARE: u64 = 100;
+/// Rows that the products of a step keep a device busy with.
+const STEP_TOKENS: usize = 2048;
 /// Blocks of a multiprocessor that attend at once.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
@@ -71,6 +73,8 @@ impl<'a> CudaModel<'a> {
         replicas: usize,
         open: Open<'a>,
     ) -> Result<Self, ModelError> {
+        let max_batch_tokens = options.max_batch_tokens.max(STEP_TOKENS);
+        let options = ExecutorOptions { max_batch_tokens, ..options };
         limits(checkpoint.config(), &options)?;
         if options.kv != KvDtype::F16 {
             let problem =
@@ -122,7 +126,8 @@ impl<'a> CudaModel<'a> {
         }
         let pages = self.page_count(replica, &stages)?;
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
-        let limits = limits(self.checkpoint.config(), &options)?;
+        let mut limits = limits(self.checkpoint.config(), &options)?;
+        limits.step_tokens = STEP_TOKENS;
         let mut plan = MemoryPlan::default();
         let last = stages.len() - 1;
         let cuts = self.cuts(&stages[last][0], pages);

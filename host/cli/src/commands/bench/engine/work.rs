@@ -128,6 +128,7 @@ mod tests {
         let plan = MemoryPlan { weight_bytes: 1000, kv_bytes: 2 * 64 * 16 * 100, ..MemoryPlan::default() };
         let limits = ExecutorLimits {
             max_batch_tokens: 1,
+            step_tokens: 1,
             max_logit_rows: 1,
             max_sequences: 1,
             page_count: 64,
