@@ -1,4 +1,4 @@
-//! The step that comes next if nothing comes between: every sequence of a step of decodes goes on with the token that it draws.
+//! The step that comes next if nothing comes between: every sequence of a step goes on with the one token that it draws.
 //! An executor that can begins it before the tokens are known to the host.
 //!
 //! Invariant: a guess changes no output. It takes a page for each sequence that needs one, which the sequence then has.
@@ -37,8 +37,7 @@ impl Lookahead {
         }
         let sequences = uses.iter().zip(&batch.sequences).map(|(used, rows)| {
             let start = rows.start + rows.tokens.len();
-            let pages =
-                scheduler.pages_ahead(used.id).filter(|_| used.draws_freely() && rows.tokens.len() == 1)?;
+            let pages = scheduler.pages_ahead(used.id).filter(|_| used.draws_freely())?;
             Some(BatchSequence { tokens: vec![0], start, pages, logits: LogitsWanted::Tail(1) })
         });
         Some(Batch { sequences: sequences.collect::<Option<_>>()? })
