@@ -16,6 +16,7 @@ pub struct Memory {
 /// Where the modules of a device came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
+    pub shipped: usize,
     pub cached: usize,
     pub compiled: usize,
 }

@@ -75,8 +75,9 @@ impl DriverStream {
         let failed =
             || KernelError::Driver { call: "cuModuleLoadData", reason: "it failed before".to_owned() };
         let modules = compiling.take().ok_or_else(failed)?.join().map_err(|_| failed())??;
-        let cached = modules.iter().filter(|module| module.origin == Origin::Cache).count();
-        let loaded = Loaded { cached, compiled: modules.len() - cached };
+        let from = |origin| modules.iter().filter(|module| module.origin == origin).count();
+        let (shipped, cached) = (from(Origin::Shipped), from(Origin::Cache));
+        let loaded = Loaded { shipped, cached, compiled: modules.len() - shipped - cached };
         let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded };
         modules.iter().try_for_each(|module| self.load(module, &mut code))?;
         Ok(self.code.get_or_init(|| code))

@@ -250,7 +250,7 @@ fn kernel_compiler() -> Check {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();
             return lacking(
                 NAME,
-                State::Note,
+                State::Missing,
                 found,
                 "make it with `skep kernels build --out DIR`, or unset it",
             );
@@ -259,7 +259,7 @@ fn kernel_compiler() -> Check {
     let complete = shipped.as_deref().map(shipped::complete).unwrap_or_default();
     match Nvrtc::open(None) {
         Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
-        Err(_) if !complete.is_empty() => {
+        Err(_) if is_enough(&complete, &skep_kernels::gpu::probe().unwrap_or_default()) => {
             let names: Vec<_> = complete.iter().map(|architecture| architecture.name()).collect();
             ok(NAME, format!("none, and none is needed: kernels were shipped for {}", names.join(", ")))
         }
@@ -272,6 +272,15 @@ fn kernel_compiler() -> Check {
     }
 }
 
+/// Whether nothing has to be compiled for these devices.
+fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
+    let is_shipped = |device: &GpuInfo| {
+        let (major, minor) = device.compute_capability;
+        Architecture::of_device(major, minor).is_ok_and(|architecture| shipped.contains(&architecture))
+    };
+    !shipped.is_empty() && devices.iter().all(is_shipped)
+}
+
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(std::process::Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -282,13 +291,26 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn device(compute_capability: (u32, u32)) -> GpuInfo {
+        GpuInfo { name: "NVIDIA Something".to_owned(), memory_bytes: 80 << 30, compute_capability }
+    }
+
+    #[test]
+    fn shipped_kernels_are_enough_if_every_device_has_its_own() {
+        let shipped = [Architecture::Sm80, Architecture::Sm90a];
+        for (devices, expected) in [
+            (vec![], true),
+            (vec![device((9, 0))], true),
+            (vec![device((9, 0)), device((8, 9))], false),
+            (vec![device((7, 0))], false),
+        ] {
+            assert_eq!(is_enough(&shipped, &devices), expected, "{devices:?}");
+        }
+        assert!(!is_enough(&[], &[]));
+    }
+
     #[test]
     fn a_device_without_kernels_is_told_from_one_with() {
-        let device = |compute_capability| GpuInfo {
-            name: "NVIDIA Something".to_owned(),
-            memory_bytes: 80 << 30,
-            compute_capability,
-        };
         let (text, usable) = described(&device((9, 0)));
         assert!(usable && text.contains("(80 GiB, compute 9.0; kernels for sm_90"), "{text}");
         let (text, usable) = described(&device((7, 0)));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use skep_kernels::Isa;
 use skep_kernels::cuda::blas::Blas;
-use skep_kernels::cuda::device::Device;
+use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
 
 use super::CudaExecutor;
@@ -120,9 +120,8 @@ impl<'a> CudaModel<'a> {
         }
         for begun in stages.iter().flatten() {
             // Kernels take memory too.
-            let loaded = begun.device.ready()?;
-            let device = begun.device.name();
-            tracing::debug!(device, cached = loaded.cached, compiled = loaded.compiled, "loaded kernels");
+            let Loaded { shipped, cached, compiled } = begun.device.ready()?;
+            tracing::debug!(device = begun.device.name(), shipped, cached, compiled, "loaded kernels");
         }
         let pages = self.page_count(replica, &stages)?;
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
