@@ -44,7 +44,7 @@ impl LoadedModel {
             .ok_or_else(|| ModelError::TokenizerMissing { path: path.display().to_string() })?;
         let tokenizer = Arc::new(tokenizer);
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
-        let model = |PlacedExecutor { executor, device, fallback }| LoadedModel {
+        let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
             tokenizer: tokenizer.clone(),

@@ -17,6 +17,8 @@ use crate::error::ModelError;
 /// An executor, and where it runs.
 pub struct PlacedExecutor {
     pub executor: Box<dyn Executor>,
+    /// Where it runs: never `Auto`. The devices are those of all replicas.
+    pub place: DeviceChoice,
     /// For people: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
     /// Why that is the processor, though it could have been a device that the machine may have.
@@ -58,7 +60,8 @@ fn on_processor(
             let options = ExecutorOptions { threads: Some(threads), placement, ..options };
             placement = placement.after(threads);
             let executor = weights.executor(options)?;
-            Ok(PlacedExecutor { executor, device: "cpu".to_owned(), fallback: fallback.clone() })
+            let (place, device) = (DeviceChoice::Cpu, "cpu".to_owned());
+            Ok(PlacedExecutor { executor, place, device, fallback: fallback.clone() })
         })
         .collect()
 }
@@ -79,7 +82,8 @@ fn on_devices(
         .map(|replica| {
             let executor = model.executor(replica)?;
             let device = executor.devices();
-            Ok(PlacedExecutor { executor: Box::new(executor), device, fallback: None })
+            let place = DeviceChoice::Cuda(devices);
+            Ok(PlacedExecutor { executor: Box::new(executor), place, device, fallback: None })
         })
         .collect()
 }
@@ -119,7 +123,7 @@ mod tests {
         assert!(error.contains("no CUDA device"), "{error}");
         // No device keeps 32 bits.
         let auto = placed("auto", KvDtype::F32).unwrap().remove(0);
-        assert_eq!(auto.device, "cpu");
+        assert_eq!((auto.place, auto.device.as_str()), (DeviceChoice::Cpu, "cpu"));
         assert!(auto.fallback.is_some_and(|reason| !reason.is_empty()));
         assert!(placed("cpu", KvDtype::F32).unwrap()[0].fallback.is_none());
     }

@@ -1,6 +1,7 @@
 //! `skep bench engine`: prefill and decode of a model, without scheduler or HTTP around them.
 
 mod against;
+mod ceilings;
 mod report;
 mod steps;
 mod subject;
@@ -15,12 +16,13 @@ use skep_model::{DType, DeviceChoice, ExecutorOptions, ModelConfig, physical_cor
 use super::super::out;
 use crate::catalog;
 use crate::compute_flags::ComputeFlags;
+use crate::device_flag::kernel_folders;
 use against::Rival;
+use ceilings::Ceilings;
 use report::{Load, Report, shares};
 use steps::{Amounts, measure};
 use subject::Subject;
 use suite::{Plan, Shapes, Suite};
-use work::Ceilings;
 
 /// Formats of random weights.
 const WEIGHTS: [(&str, DType); 9] = [
@@ -108,20 +110,20 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn whole(args: &Args) -> Result<Suite> {
     let named = args.shape.as_deref();
-    let mut options = args.options();
+    let mut options = args.options()?;
     options.device = suite::device(options.device, named)?;
     suite::run(&Shapes::new(named), Plan::whole(args.repeat), options, args.against.as_deref())
 }
 
 fn one(args: &Args) -> Result<Report> {
-    let options = args.options();
+    let options = args.options()?;
     let amounts = args.amounts();
     if args.against.is_some() && amounts.generate == 0 {
         bail!("--against compares decoded tokens, and --generate 0 decodes none");
     }
     let rival = args.against.as_deref().map(Rival::run).transpose()?;
     let mut loaded = args.subject().load(amounts.over(options))?;
-    let ceilings = Ceilings::of(&loaded, &options);
+    let ceilings = Ceilings::of(&loaded, &options, amounts.prompt.clamp(1, options.max_batch_tokens))?;
     let times = measure(&mut loaded, amounts)?;
     let (prefill, decode) = shares(&loaded, amounts, times, &ceilings);
     let (load, memory) = (Load::of(&loaded), *loaded.executor.plan());
@@ -152,9 +154,10 @@ impl Args {
         self.threads.map_or_else(physical_cores, usize::from)
     }
 
-    fn options(&self) -> ExecutorOptions {
+    fn options(&self) -> Result<ExecutorOptions> {
         let mut options = ExecutorOptions {
             device: DeviceChoice::Auto,
+            kernels: kernel_folders()?,
             threads: Some(self.threads()),
             max_batch_tokens: self.chunk as usize,
             tensor_parallel: self.tp,
@@ -162,7 +165,7 @@ impl Args {
             ..ExecutorOptions::default()
         };
         self.compute.apply(&mut options);
-        options
+        Ok(options)
     }
 
     fn subject(&self) -> Subject {
@@ -230,7 +233,7 @@ mod tests {
         let report = one(&read(&flags).expect("good flags")).expect("measured");
         assert_eq!((report.model.as_str(), report.device.as_str()), ("tiny with random Q4_0 weights", "cpu"));
         let (prefill, decode) = (report.prefill.expect("20 tokens"), report.decode.expect("4 tokens"));
-        assert!(prefill.share > prefill.weights_share && prefill.weights_share > 0.0, "{prefill:?}");
+        assert!(prefill.share > prefill.weights_share && prefill.weights_share > Some(0.0), "{prefill:?}");
         assert!(decode.roofline_share >= decode.read_share && decode.read_share > 0.0, "{decode:?}");
         // Two layers and the head in 18 bytes for 32 values, beside small vectors; the embedding is only looked up.
         let weights = ((2 * 589_824 + 262_144) / 32 * 18) as f64;

@@ -5,9 +5,10 @@ use serde::Serialize;
 use skep_model::MemoryPlan;
 
 use super::against::Against;
+use super::ceilings::Ceilings;
 use super::steps::{Amounts, Times};
 use super::subject::Loaded;
-use super::work::{Ceilings, Operations, decode_bytes};
+use super::work::{Operations, decode_bytes};
 use crate::commands::out;
 
 #[derive(Debug, Serialize)]
@@ -41,8 +42,9 @@ pub(super) struct Load {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Rates {
     pub read_gb_per_s: f64,
-    pub weights_tflop_per_s: f64,
-    pub attention_tflop_per_s: f64,
+    /// Nothing, if there was no library to measure it with.
+    pub weights_tflop_per_s: Option<f64>,
+    pub attention_tflop_per_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -50,9 +52,9 @@ pub(super) struct Prefill {
     pub tok_per_s: f64,
     pub tflop_per_s: f64,
     /// Of the time: what its operations alone take at the measured rates.
-    pub share: f64,
+    pub share: Option<f64>,
     /// Of the time: what its products with weights alone take.
-    pub weights_share: f64,
+    pub weights_share: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -78,10 +80,11 @@ impl Load {
 
 impl From<Ceilings> for Rates {
     fn from(ceilings: Ceilings) -> Self {
+        let Ceilings { read_gb_per_s, products } = ceilings;
         Rates {
-            read_gb_per_s: ceilings.read_gb_per_s,
-            weights_tflop_per_s: ceilings.weight_ops_per_s / 1e12,
-            attention_tflop_per_s: ceilings.attention_ops_per_s / 1e12,
+            read_gb_per_s,
+            weights_tflop_per_s: products.map(|rates| rates.weight_ops_per_s / 1e12),
+            attention_tflop_per_s: products.map(|rates| rates.attention_ops_per_s / 1e12),
         }
     }
 }
@@ -101,8 +104,8 @@ pub(super) fn shares(
         Prefill {
             tok_per_s: prompt as f64 / one,
             tflop_per_s: operations.total() / one / 1e12,
-            share: ceilings.compute_s(operations) / one,
-            weights_share: ceilings.compute_s(weights) / one,
+            share: ceilings.compute_s(operations).map(|least| least / one),
+            weights_share: ceilings.compute_s(weights).map(|least| least / one),
         }
     });
     let decode = times.decode_s.map(|seconds| {
@@ -117,7 +120,7 @@ pub(super) fn shares(
             read_bytes_per_step: bytes,
             read_gb_per_s: bytes / step / 1e9,
             read_share: read_s / step,
-            roofline_share: read_s.max(ceilings.compute_s(operations)) / step,
+            roofline_share: read_s.max(ceilings.compute_s(operations).unwrap_or(0.0)) / step,
         }
     });
     (prefill, decode)
@@ -141,12 +144,14 @@ impl Report {
                 "  prefill {:>6} tokens  {tok_per_s:>9.1} tok/s  {tflop_per_s:.2} TFLOP/s",
                 self.prompt
             ))?;
-            out::line(&format!(
-                "  its products alone take {:.0} % of that at {:.2} TFLOP/s with weights and {:.2} in attention, as measured",
-                share * 100.0,
-                ceilings.weights_tflop_per_s,
-                ceilings.attention_tflop_per_s
-            ))?;
+            if let (Some(share), Some(weights), Some(attention)) =
+                (share, ceilings.weights_tflop_per_s, ceilings.attention_tflop_per_s)
+            {
+                out::line(&format!(
+                    "  its products alone take {:.0} % of that at {weights:.2} TFLOP/s with weights and {attention:.2} in attention, as measured",
+                    share * 100.0
+                ))?;
+            }
         }
         if let Some(decode) = &self.decode {
             let Decode { tok_per_s, ms_per_step, read_bytes_per_step, read_gb_per_s, read_share, .. } =

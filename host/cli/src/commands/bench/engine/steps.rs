@@ -121,10 +121,7 @@ impl Bench<'_> {
         let mut next: Vec<u32> = (0..batch).map(|sequence| self.token(sequence, depth)).collect();
         for step in 0..count {
             let start = depth + step;
-            let rows = next.iter().enumerate();
-            let sequences =
-                rows.map(|(row, &token)| self.row(row, vec![token], start, LogitsWanted::Last)).collect();
-            self.loaded.executor.forward(&Batch { sequences })?;
+            self.loaded.executor.forward(&self.decode_step(&next, start))?;
             let sample = |row: usize| SampleRow {
                 row,
                 sampling: &greedy,
@@ -137,10 +134,24 @@ impl Bench<'_> {
                 top_logprobs: None,
             };
             let rows: Vec<_> = (0..batch).map(|row| LogitRow::Sample(sample(row))).collect();
-            let chosen = self.loaded.executor.sample(&rows)?;
+            let chosen = match step + 1 < count {
+                // Its tokens are those that are drawn now.
+                true => {
+                    let following = self.decode_step(&next, start + 1);
+                    self.loaded.executor.sample_then(&rows, &following)?
+                }
+                false => self.loaded.executor.sample(&rows)?,
+            };
             next = chosen.iter().map(|output| output.token).collect();
         }
         Ok(())
+    }
+
+    fn decode_step(&self, tokens: &[u32], start: usize) -> Batch {
+        let rows = tokens.iter().enumerate();
+        let sequences =
+            rows.map(|(row, &token)| self.row(row, vec![token], start, LogitsWanted::Last)).collect();
+        Batch { sequences }
     }
 
     fn row(&self, sequence: usize, tokens: Vec<u32>, start: usize, logits: LogitsWanted) -> BatchSequence {

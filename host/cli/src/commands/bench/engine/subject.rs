@@ -4,10 +4,10 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use skep_model::{Checkpoint, DType, Executor, ExecutorOptions, ModelConfig, PlacedExecutor};
+use skep_model::{Checkpoint, DType, DeviceChoice, Executor, ExecutorOptions, ModelConfig, PlacedExecutor};
 
 use crate::catalog;
-use crate::device_flag::{kernel_folders, report_fallback};
+use crate::device_flag::report_fallback;
 use crate::progress::Terminal;
 
 /// A model that can be loaded.
@@ -22,7 +22,9 @@ pub(super) enum Subject {
 /// A model that computes; it needs no tokenizer.
 pub(super) struct Loaded {
     pub name: String,
-    /// Where it runs, for people.
+    /// Where it runs: never `Auto`.
+    pub place: DeviceChoice,
+    /// The same, for people.
     pub device: String,
     pub config: ModelConfig,
     /// Of most of its weights.
@@ -35,7 +37,6 @@ pub(super) struct Loaded {
 
 impl Subject {
     pub(super) fn load(&self, options: ExecutorOptions) -> Result<Loaded> {
-        let options = ExecutorOptions { kernels: kernel_folders()?, ..options };
         let started;
         let (name, checkpoint) = match self {
             Subject::File(name) => {
@@ -55,7 +56,7 @@ impl Subject {
         };
         let placed = PlacedExecutor::replicas(&checkpoint, options, NonZeroUsize::MIN)
             .with_context(|| format!("cannot load {name}"))?;
-        let Some(PlacedExecutor { executor, device, fallback }) = placed.into_iter().next() else {
+        let Some(PlacedExecutor { executor, place, device, fallback }) = placed.into_iter().next() else {
             bail!("cannot run {name}");
         };
         report_fallback(&name, fallback.as_deref());
@@ -64,6 +65,7 @@ impl Subject {
         let embedding = checkpoint.tensor("model.embed_tokens.weight")?.data.len() as u64;
         Ok(Loaded {
             name,
+            place,
             device,
             dtype: checkpoint.tensor("model.layers.0.mlp.down_proj.weight")?.dtype,
             looked_up_bytes: if config.tied_head { 0 } else { embedding },

@@ -1,5 +1,6 @@
 //! `skep bench engine --suite`: a fixed list of work with what it has to reach on a GPU, as a table.
 
+use std::fmt;
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
@@ -9,10 +10,10 @@ use skep_model::chat_template::civil_date;
 use skep_model::{DType, DeviceChoice, ExecutorOptions, MemoryPlan, Ordinals};
 
 use super::against::{Against, Rival};
+use super::ceilings::Ceilings;
 use super::report::{Decode, Load, Prefill, Rates, shares};
 use super::steps::{Amounts, measure};
 use super::subject::{Loaded, Subject};
-use super::work::Ceilings;
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
@@ -51,7 +52,8 @@ pub(super) struct Row {
     work: String,
     measured: String,
     /// What is compared with the target.
-    figure: f64,
+    /// Nothing, if there was no ceiling to compare with.
+    figure: Option<f64>,
     target: Target,
     reached: bool,
 }
@@ -130,7 +132,7 @@ pub(super) fn run(
     let batch_room = plan.batch().over(options);
     let room = plan.prefill().over(options).kv_tokens.max(batch_room.kv_tokens);
     let mut loaded = load(large, DType::BF16, ExecutorOptions { kv_tokens: room, ..batch_room })?;
-    let ceilings = Ceilings::of(&loaded, &options);
+    let ceilings = Ceilings::of(&loaded, &options, plan.prompt)?;
     let one = decode(&mut loaded, plan.decode(), &ceilings)?;
     let many = decode(&mut loaded, plan.batch(), &ceilings)?;
     let times = measure(&mut loaded, plan.prefill())?;
@@ -178,12 +180,32 @@ fn today() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
+impl Target {
+    fn figure(self, figure: f64) -> String {
+        match self {
+            Target::ShareAtLeast(_) => format!("{:.0} %", figure * 100.0),
+            Target::TimesAtLeast(_) => format!("{figure:.2} ×"),
+            Target::MsAtMost(_) => format!("{figure:.3} ms"),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::ShareAtLeast(least) => write!(f, "≥ {:.0} %", least * 100.0),
+            Target::TimesAtLeast(least) => write!(f, "≥ {least} ×"),
+            Target::MsAtMost(most) => write!(f, "≤ {most} ms"),
+        }
+    }
+}
+
 impl Row {
-    fn new(work: String, measured: String, figure: f64, target: Target) -> Self {
-        let reached = match target {
+    fn new(work: String, measured: String, figure: Option<f64>, target: Target) -> Self {
+        let reached = figure.is_some_and(|figure| match target {
             Target::ShareAtLeast(least) | Target::TimesAtLeast(least) => figure >= least,
             Target::MsAtMost(most) => figure <= most,
-        };
+        });
         Row { work, measured, figure, target, reached }
     }
 
@@ -193,7 +215,7 @@ impl Row {
         Row::new(
             format!("{model} BF16, decode, 1 sequence"),
             measured,
-            *read_share,
+            Some(*read_share),
             Target::ShareAtLeast(0.8),
         )
     }
@@ -203,7 +225,7 @@ impl Row {
         let work = format!("{model} BF16, decode, {batch} sequences at {depth} tokens");
         let Decode { tok_per_s, ms_per_step, roofline_share, .. } = decode;
         let measured = format!("{tok_per_s:.1} tok/s, {ms_per_step:.2} ms a step");
-        Row::new(work, measured, *roofline_share, Target::ShareAtLeast(0.75))
+        Row::new(work, measured, Some(*roofline_share), Target::ShareAtLeast(0.75))
     }
 
     fn of_prefill(model: &str, plan: Plan, prefill: &Prefill) -> Self {
@@ -218,24 +240,18 @@ impl Row {
         let measured = format!("{tok_per_s:.1} tok/s, {read_gb_per_s:.0} GB/s");
         let times = tok_per_s / plain.tok_per_s;
         let work = format!("{model} Q4_0, decode, 1 sequence, beside BF16");
-        Row::new(work, measured, times, Target::TimesAtLeast(2.5))
+        Row::new(work, measured, Some(times), Target::TimesAtLeast(2.5))
     }
 
     fn of_small(model: &str, decode: &Decode) -> Self {
         let measured = format!("{:.1} tok/s", decode.tok_per_s);
         let work = format!("{model} BF16, decode, 1 sequence, a token");
-        Row::new(work, measured, decode.ms_per_step, Target::MsAtMost(0.6))
+        Row::new(work, measured, Some(decode.ms_per_step), Target::MsAtMost(0.6))
     }
 
     fn for_people(&self) -> String {
         let Row { work, measured, figure, target, reached } = self;
-        let (figure, target) = match target {
-            Target::ShareAtLeast(least) => {
-                (format!("{:.0} %", figure * 100.0), format!("≥ {:.0} %", least * 100.0))
-            }
-            Target::TimesAtLeast(least) => (format!("{figure:.2} ×"), format!("≥ {least} ×")),
-            Target::MsAtMost(most) => (format!("{figure:.3} ms"), format!("≤ {most} ms")),
-        };
+        let figure = figure.map_or_else(|| "no ceiling".to_owned(), |figure| target.figure(figure));
         let reached = if *reached { "yes" } else { "no" };
         format!("| {work} | {measured} | {figure} | {target} | {reached} |")
     }
@@ -245,20 +261,17 @@ impl Suite {
     /// A part of a Markdown file, as kernels/MEASURED.md keeps it.
     pub(super) fn for_people(&self) -> Result<()> {
         let Suite { date, device, command, load, memory, ceilings, rows, against } = self;
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         out::line(&format!("## {date}, {device}\n\n`{command}`\n"))?;
         out::line(&format!(
-            "Ceilings of this run: {:.0} GB/s read, {:.2} TFLOP/s in products with weights.",
-            ceilings.read_gb_per_s, ceilings.weights_tflop_per_s
+            "Ceilings of this run: {:.0} GB/s read, {} in products with weights.",
+            ceilings.read_gb_per_s,
+            ceilings
+                .weights_tflop_per_s
+                .map_or_else(|| "nothing measured".to_owned(), |rate| format!("{rate:.2} TFLOP/s")),
         ))?;
         out::line(&format!(
-            "BF16 weights of {:.2} GiB loaded in {:.1} s ({:.1} GB/s), beside {:.2} GiB of activations and {:.2} GiB of keys \
-             and values.\n",
-            gib(memory.weight_bytes),
-            load.seconds,
-            load.gb_per_s,
-            gib(memory.activation_bytes),
-            gib(memory.kv_bytes)
+            "In BF16 loaded in {:.1} s ({:.1} GB/s): {memory}.\n",
+            load.seconds, load.gb_per_s
         ))?;
         out::line("| Work | Measured | Figure | Target | Reached |\n|---|---|---|---|---|")?;
         rows.iter().try_for_each(|row| out::line(&row.for_people()))?;
@@ -280,7 +293,11 @@ mod tests {
         let suite = run(&Shapes::new(Some("tiny")), plan, options, Some("echo '{\"tok_per_s\": 1e-3}'"));
         let suite = suite.expect("it runs");
         assert_eq!((suite.device.as_str(), suite.rows.len()), ("cpu", 5));
-        assert!(suite.rows.iter().all(|row| row.figure.is_finite() && row.figure > 0.0), "{:?}", suite.rows);
+        assert!(
+            suite.rows.iter().all(|row| row.figure.is_some_and(|figure| figure > 0.0)),
+            "{:?}",
+            suite.rows
+        );
         assert!(suite.rows[1].work.contains("3 sequences at 40 tokens"), "{}", suite.rows[1].work);
         // Two layers of 917,504 bytes and two tables, one of which is only looked up.
         assert!(suite.memory.weight_bytes > 2 * 2 * 600_000, "{:?}", suite.memory);
@@ -289,11 +306,14 @@ mod tests {
 
     #[test]
     fn a_target_is_reached_from_its_own_side() {
-        let row = |figure, target| Row::new("w".to_owned(), "m".to_owned(), figure, target).for_people();
+        let row =
+            |figure: f64, target| Row::new("w".to_owned(), "m".to_owned(), Some(figure), target).for_people();
         assert_eq!(row(0.8, Target::ShareAtLeast(0.8)), "| w | m | 80 % | ≥ 80 % | yes |");
         assert_eq!(row(2.49, Target::TimesAtLeast(2.5)), "| w | m | 2.49 × | ≥ 2.5 × | no |");
         assert_eq!(row(0.5, Target::MsAtMost(0.6)), "| w | m | 0.500 ms | ≤ 0.6 ms | yes |");
         assert_eq!(row(0.7, Target::MsAtMost(0.6)), "| w | m | 0.700 ms | ≤ 0.6 ms | no |");
+        let unknown = Row::new("w".to_owned(), "m".to_owned(), None, Target::ShareAtLeast(0.65)).for_people();
+        assert_eq!(unknown, "| w | m | no ceiling | ≥ 65 % | no |");
     }
 
     #[test]

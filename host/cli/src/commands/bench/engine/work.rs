@@ -1,11 +1,6 @@
 //! How much a step has to compute and to read at least: what its figures are shares of.
 
-use skep_kernels::{Isa, arithmetic, bandwidth};
-use skep_model::{
-    DType, ExecutorLimits, ExecutorOptions, MemoryPlan, ModelConfig, PAGE_TOKENS, physical_cores,
-};
-
-use super::subject::Loaded;
+use skep_model::{ExecutorLimits, MemoryPlan, ModelConfig, PAGE_TOKENS};
 
 /// Additions and multiplications.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -62,43 +57,6 @@ pub(super) fn decode_bytes(
     let in_window = |window: &Option<usize>| window.map_or(seen, |window| seen.min(window as f64));
     let layers: f64 = config.windows.iter().map(in_window).sum();
     plan.weight_bytes.saturating_sub(looked_up_bytes) as f64 + batch as f64 * layer_token * layers
-}
-
-/// How fast a device can be, as measured here and now.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ceilings {
-    pub read_gb_per_s: f64,
-    /// Of products with weights.
-    pub weight_ops_per_s: f64,
-    pub attention_ops_per_s: f64,
-}
-
-impl Ceilings {
-    /// Of where the model runs, measured with what it may use there.
-    pub(super) fn of(loaded: &Loaded, options: &ExecutorOptions) -> Self {
-        let threads = options.threads.unwrap_or_else(physical_cores);
-        Self::of_processor(options.isa.unwrap_or_else(Isa::detect), threads, loaded.dtype)
-    }
-
-    /// Of the processor: reads of a buffer far larger than the caches, and multiplications of what stays in registers.
-    /// Quantised weights are multiplied as 8-bit integers.
-    fn of_processor(isa: Isa, threads: usize, weights: DType) -> Self {
-        let rate = arithmetic::measure(isa, threads);
-        Ceilings {
-            read_gb_per_s: bandwidth::measure_read_gb_per_s(threads),
-            weight_ops_per_s: if weights.is_quantised() { rate.int8_per_s } else { rate.f32_per_s },
-            attention_ops_per_s: rate.f32_per_s,
-        }
-    }
-
-    /// Seconds that so many operations take at least.
-    pub(super) fn compute_s(&self, operations: Operations) -> f64 {
-        operations.weights / self.weight_ops_per_s + operations.attention / self.attention_ops_per_s
-    }
-
-    pub(super) fn read_s(&self, bytes: f64) -> f64 {
-        bytes / (self.read_gb_per_s * 1e9)
-    }
 }
 
 #[cfg(test)]
