@@ -392,7 +392,7 @@ impl CudaExecutor {
         rows: &[LogitRow<'_>],
         next: Option<&Batch>,
     ) -> Result<Vec<RowOutput>, ModelError> {
-        for row in rows.iter().filter(|row| row.row() >= self.logit_rows) {
+        if let Some(row) = rows.iter().find(|row| row.row() >= self.logit_rows) {
             let problem = format!("logit row {} of a step with {} rows", row.row(), self.logit_rows);
             return Err(ModelError::Batch { problem });
         }
