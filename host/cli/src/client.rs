@@ -25,7 +25,7 @@ pub use approvals::Approval;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 use events::StreamedTurn;
 pub use events::TurnStream;
-pub use keys::{Key, NewKey};
+pub use keys::Key;
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{ImportOptions, Message, MessagePage, Session, SessionDetail};

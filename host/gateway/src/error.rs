@@ -176,6 +176,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::InvalidBatch { .. }
             | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
             RuntimeError::InvalidMessage { .. }
+            | RuntimeError::InvalidKey { .. }
             | RuntimeError::InvalidSession { .. }
             | RuntimeError::ToolFailed { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,

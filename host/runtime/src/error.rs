@@ -34,6 +34,8 @@ pub enum RuntimeError {
     QueueFull { message: String, retry_after_ms: u32 },
     #[error("no API key has the id {id:?}; `skep key list` shows those that there are")]
     KeyNotFound { id: String },
+    #[error("the API key cannot be made: {message}")]
+    InvalidKey { message: String },
     #[error("the API key is not accepted: {reason}")]
     KeyRefused { reason: &'static str },
     /// What others than its caller are told of a turn that failed.
@@ -144,6 +146,7 @@ impl RuntimeError {
             Self::InvalidBatch { .. } => "invalid_batch",
             Self::QueueFull { .. } => "queue_full",
             Self::KeyNotFound { .. } => "key_not_found",
+            Self::InvalidKey { .. } => "invalid_key",
             Self::KeyRefused { .. } => "invalid_api_key",
             Self::TurnFailed { code, .. } => code,
             Self::Divergence { .. } => "divergence",

@@ -4,7 +4,7 @@ use super::{Client, wire};
 use anyhow::Result;
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
-use skep_runtime::{AgentName, ApiKey, Role, Tenant};
+use skep_runtime::{AgentName, ApiKey, NewApiKey, Role, Tenant};
 use std::num::NonZeroU32;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
@@ -30,23 +30,26 @@ pub struct Key {
     pub key: Option<String>,
 }
 
-/// A key to be made.
-#[derive(Debug, Clone, Serialize)]
-pub struct NewKey {
-    pub tenant: Tenant,
-    pub role: Role,
+/// A key to be made, as the host reads it.
+#[derive(Debug, Serialize)]
+struct NewKey {
+    tenant: Tenant,
+    role: Role,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub agents: Option<Vec<AgentName>>,
-    pub name: String,
+    agents: Option<Vec<AgentName>>,
+    name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub expires_in_s: Option<u64>,
+    expires_in_s: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub requests_per_minute: Option<NonZeroU32>,
+    requests_per_minute: Option<NonZeroU32>,
 }
 
 impl Client {
-    pub async fn create_key(&self, new: &NewKey) -> Result<Key> {
-        self.json(self.request(Method::POST, &["v1", "keys"])?.json(new)).await
+    pub async fn create_key(&self, new: NewApiKey) -> Result<Key> {
+        let NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute } = new;
+        let expires_in_s = expires_in.map(|time| time.as_secs());
+        let new = NewKey { tenant, role, agents, name, expires_in_s, requests_per_minute };
+        self.json(self.request(Method::POST, &["v1", "keys"])?.json(&new)).await
     }
 
     /// The oldest first.

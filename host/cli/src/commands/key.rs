@@ -11,7 +11,7 @@ use skep_runtime::{AgentName, KeyRing, NewApiKey, Role, Tenant};
 use skep_store::{Durability, Store};
 
 use super::{HostArgs, out};
-use crate::client::{Client, Key, NewKey};
+use crate::client::{Client, Key};
 use crate::failure::Usage;
 use crate::{server, style};
 
@@ -46,7 +46,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     agents: Vec<String>,
     /// What people call it
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
     /// How long it is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
@@ -124,14 +124,16 @@ pub async fn run(command: Command) -> Result<()> {
 async fn create(args: CreateArgs) -> Result<()> {
     let agents = args.agents.iter().map(|name| AgentName::new(name)).collect::<Result<Vec<_>, _>>();
     let agents = agents.map_err(usage)?;
-    let new = NewKey {
+    let new = NewApiKey {
         tenant: Tenant::new(&args.tenant).map_err(usage)?,
         role: args.role.parse::<Role>().map_err(usage)?,
         agents: (!agents.is_empty()).then_some(agents),
         name: args.name,
-        expires_in_s: args.expires.map(|time| time.as_secs()),
+        expires_in: args.expires,
         requests_per_minute: args.requests_per_minute,
     };
+    // Before a folder is made for it.
+    new.check().map_err(usage)?;
     let made = Keys::at(&args.place, Absent::IsMade).await?.create(new).await?;
     if args.json {
         return out::json(&made);
@@ -196,13 +198,10 @@ impl Keys {
         Ok(Keys::InFolder { ring: KeyRing::new(store.clone()), store })
     }
 
-    async fn create(self, new: NewKey) -> Result<Key> {
+    async fn create(self, new: NewApiKey) -> Result<Key> {
         match self {
-            Keys::OfHost(client) => client.create_key(&new).await,
+            Keys::OfHost(client) => client.create_key(new).await,
             Keys::InFolder { ring, store } => {
-                let NewKey { tenant, role, agents, name, expires_in_s, requests_per_minute } = new;
-                let expires_in = expires_in_s.map(Duration::from_secs);
-                let new = NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute };
                 let (key, secret) = ring.create(new).await?;
                 store.close().await;
                 Ok(Key { key: Some(secret), ..Key::from(key) })

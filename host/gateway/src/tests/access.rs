@@ -284,16 +284,17 @@ async fn an_admin_makes_keys_lists_and_revokes_them() {
     assert_eq!(refused.status, 401);
     assert!(refused.error()["message"].as_str().unwrap().contains("revoked"));
 
-    for (body, status) in [
-        (json!({"tenant": "default", "role": "read"}), 400),
-        (json!({"tenant": "acme", "role": "owner"}), 400),
-        (json!({"tenant": "acme", "role": "admin"}), 422),
-        (json!({"tenant": "local", "role": "admin", "agents": ["echo"]}), 422),
-        (json!({"tenant": "acme", "role": "read", "expires_in_s": 0}), 422),
-        (json!({"tenant": "acme", "role": "read", "until": 1}), 400),
+    for (body, status, code) in [
+        (json!({"tenant": "default", "role": "read"}), 400, "invalid_value"),
+        (json!({"tenant": "acme", "role": "owner"}), 400, "invalid_value"),
+        (json!({"tenant": "acme", "role": "admin"}), 422, "invalid_key"),
+        (json!({"tenant": "local", "role": "admin", "agents": ["echo"]}), 422, "invalid_key"),
+        (json!({"tenant": "acme", "role": "read", "expires_in_s": 0}), 422, "invalid_key"),
+        (json!({"tenant": "acme", "role": "read", "until": 1}), 400, "invalid_value"),
     ] {
         let answer = ask(&server, &admin, Method::POST, "/v1/keys", body.clone()).await;
         assert_eq!(answer.status, status, "{body}: {}", answer.text);
+        assert_eq!(answer.error()["code"], code, "{body}: {}", answer.text);
     }
     assert_eq!(ask(&server, &admin, Method::DELETE, "/v1/keys/none", Value::Null).await.status, 404);
 }

@@ -83,8 +83,9 @@ impl FromStr for Role {
 }
 
 impl NewApiKey {
-    pub(super) fn check(&self) -> Result<(), RuntimeError> {
-        let invalid = |message: &str| Err(RuntimeError::InvalidMessage { message: message.to_owned() });
+    /// Whether there can be such a key.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        let invalid = |message: &str| Err(RuntimeError::InvalidKey { message: message.to_owned() });
         if self.name.len() > MAX_NAME_BYTES || self.name.chars().any(char::is_control) {
             return invalid("the name of a key has at most 128 bytes and no control characters");
         }
