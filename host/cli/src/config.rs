@@ -9,6 +9,7 @@ mod auth;
 mod batch;
 mod grants;
 mod http;
+mod listen;
 mod mcp;
 mod number;
 mod outbound;
@@ -38,6 +39,7 @@ pub use auth::{AuthConfig, AuthFlag, AuthOptions};
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
 pub use http::HttpConfig;
+pub use listen::listen_address;
 pub use mcp::McpConfig;
 use number::number;
 use outbound::OutboundConfig;
@@ -55,6 +57,7 @@ const PIECE_BYTES: u64 = 1 << 30;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    #[serde(deserialize_with = "listen::field")]
     pub listen: Option<SocketAddr>,
     /// Folder of the database, relative to the file.
     pub data: Option<PathBuf>,

@@ -29,14 +29,14 @@ use crate::traces::{self, TraceOptions};
 #[derive(Debug, clap::Args)]
 #[command(after_help = help::AFTER)]
 pub struct Args {
-    /// Folders of agents to build and deploy
+    /// Folders of agents to build and deploy, or .wasm files
     #[arg(value_name = "AGENT_DIR")]
     agents: Vec<PathBuf>,
     /// Build and deploy an agent again when its folder changes; if that fails, the version in force stays
     #[arg(long, requires = "agents")]
     watch: bool,
     /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
     /// Folder for agents, sessions and conversations [default: the user's data folder]
     #[arg(long, value_name = "DIR")]
@@ -302,13 +302,19 @@ mod tests {
         assert_eq!(ranks(parse(&["--pp", "2"])), (3, 2));
         assert_eq!(ranks(parse(&["--tp", "4"])), (4, 1));
     }
+
     #[test]
-    fn a_number_that_cannot_be_is_told_with_its_flag_and_range() {
+    fn a_value_that_cannot_be_is_told_with_its_flag_and_range() {
         for (flag, value, expected) in [
             ("--threads", "0", "'--threads <N>': it may be 1 to 256"),
             ("--replicas", "0", "'--replicas <N>': it may be 1 to 64"),
             ("--tp", "65", "'--tp <N>': it may be 1 to 64"),
             ("--pp", "x", "'--pp <N>': it may be 1 to 64"),
+            (
+                "--listen",
+                "localhost:80",
+                "'--listen <ADDRESS>': \"localhost:80\" is no IP address with a port",
+            ),
         ] {
             let error = Wrapper::try_parse_from(["up", flag, value]).err().expect(flag).to_string();
             assert!(error.contains(expected), "{error}");
