@@ -3,7 +3,7 @@
 use crate::harness::{client, model_path, repository, shared};
 use serde_json::{Value, json};
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Command, Output, Stdio},
 };
 
@@ -32,9 +32,16 @@ fn every_command_explains_itself() {
         "invoke",
         "turn",
         "session",
+        "secret",
         "chat",
         "logs",
+        "approval",
         "ai",
+        "mcp",
+        "schedule",
+        "event",
+        "webhook",
+        "key",
         "model",
         "bench",
         "kernels",
@@ -190,6 +197,27 @@ fn sigterm_lets_a_running_stream_finish() {
     });
     assert!(finished.trim_end().ends_with("[DONE]"), "{finished}");
     assert!(server.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn an_agent_with_tools_is_talked_to_and_what_it_calls_is_shown() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("toolcall", "talked-to", "").await.0, 201);
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_skep"));
+    chat.args(["chat", "talked-to", "--session", "a", "--url", &host.url]);
+    chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = tokio::task::spawn_blocking(move || {
+        let mut chat = chat.spawn().unwrap();
+        chat.stdin.take().unwrap().write_all(b"good add 1 and 2\n/session b\ngood add 3 and 4\n").unwrap();
+        chat.wait_with_output().unwrap()
+    });
+    let output = output.await.unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!((said.matches("→ add(").count(), said.matches("← {\"sum\":").count()), (2, 2), "{said}");
+    for session in ["a", "b"] {
+        assert_eq!(host.get(&format!("/v1/agents/talked-to/sessions/{session}")).await.1["turns"], 1);
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! The data folder of a host: one host at a time has it, and commands that read it make none by mistake.
 
-use crate::durability::{Process, tiny_model};
+use crate::{
+    durability::{Process, tiny_model},
+    harness::guest,
+};
 use std::{
     io::Write,
     path::Path,
@@ -33,6 +36,38 @@ fn a_folder_has_one_host_until_that_is_gone_however_it_ends() {
 
     first.kill();
     Process::start(model.path(), data.path()).kill();
+}
+
+#[test]
+fn an_agent_that_cannot_be_started_again_is_listed_with_the_reason_and_can_be_deleted() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let data = tempfile::tempdir().unwrap();
+    tiny_model(before.path());
+    tiny_model(after.path());
+    let (component, manifest) = (data.path().join("noop.wasm"), data.path().join("agent.toml"));
+    std::fs::write(&component, guest("noop")).unwrap();
+    let name = before.path().file_name().unwrap().to_str().unwrap();
+    std::fs::write(&manifest, format!("name = \"pinned\"\nmodel = \"{name}\"\n")).unwrap();
+    let at = |host: &Process, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        command.args(arguments).args(["--url", &host.url]).stdin(Stdio::null()).output().unwrap()
+    };
+    let first = Process::start(before.path(), data.path());
+    let deployed = at(&first, &["deploy", component.to_str().unwrap()]);
+    assert!(deployed.status.success(), "{}", said(&deployed));
+    first.kill();
+
+    let second = Process::start(after.path(), data.path());
+    let listed = at(&second, &["list"]);
+    let reason = format!("broken pinned: no model \"{name}\" is loaded");
+    assert!(listed.status.success() && said(&listed).contains(&reason), "{}", said(&listed));
+    assert!(!String::from_utf8_lossy(&listed.stdout).contains("no agents yet"), "{listed:?}");
+    let refused = at(&second, &["list", "pinned"]);
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    let deleted = at(&second, &["delete", "pinned", "--yes"]);
+    assert!(deleted.status.success(), "{}", said(&deleted));
+    assert!(said(&at(&second, &["list"])).is_empty());
+    second.kill();
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{ImportOptions, Message, MessagePage, Session, SessionDetail};
 pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
-    AcceptedTurn, Agent, AgentVersion, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState, TurnStatus,
-    Usage as TokenUsage,
+    AcceptedTurn, Agent, AgentVersion, Agents, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState,
+    TurnStatus, Usage as TokenUsage,
 };
 
 /// The environment variable that names another host.
@@ -71,14 +71,13 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "agents"])?.multipart(form)).await
     }
 
-    pub async fn agents(&self) -> Result<Vec<Agent>> {
-        let list: wire::List<Agent> = self.json(self.request(Method::GET, &["v1", "agents"])?).await?;
-        Ok(list.data)
+    pub async fn agents(&self) -> Result<Agents> {
+        self.json(self.request(Method::GET, &["v1", "agents"])?).await
     }
 
-    /// An agent by its name; the host's refusal says which there are.
-    pub async fn agent(&self, name: &str) -> Result<Agent> {
-        self.json(self.request(Method::GET, &["v1", "agents", name])?).await
+    /// That there is such an agent; the host's refusal says which there are, or why this one does not start.
+    pub async fn find_agent(&self, name: &str) -> Result<()> {
+        self.answer(self.request(Method::GET, &["v1", "agents", name])?).await.map(drop)
     }
 
     /// Removes an agent with all that belongs to it.

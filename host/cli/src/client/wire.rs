@@ -20,6 +20,22 @@ pub struct ErrorDetail {
     pub code: String,
 }
 
+/// The agents of a host.
+#[derive(Debug, Deserialize)]
+pub struct Agents {
+    #[serde(rename = "data")]
+    pub ready: Vec<Agent>,
+    #[serde(rename = "failed", default)]
+    pub broken: Vec<BrokenAgent>,
+}
+
+/// An agent that the host could not start again.
+#[derive(Debug, Deserialize)]
+pub struct BrokenAgent {
+    pub name: String,
+    pub reason: String,
+}
+
 /// A deployed agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Agent {

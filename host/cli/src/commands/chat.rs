@@ -20,6 +20,7 @@ Examples:
   skep chat concierge --session room-7
   printf 'My name is Ada.\\nWhat is my name?\\n' | skep chat concierge")]
 pub struct Args {
+    /// The agent's name
     agent: String,
     /// Session to speak in; the agent remembers per session
     #[arg(long, short, default_value = "chat")]
@@ -31,7 +32,7 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // Before anything is typed.
-    client.agent(&args.agent).await?;
+    client.find_agent(&args.agent).await?;
     let mut chat = Chat { client, agent: args.agent, session: args.session };
     if std::io::stdin().is_terminal() { chat.interactive().await } else { chat.piped().await }
 }

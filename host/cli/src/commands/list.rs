@@ -3,16 +3,19 @@
 use anyhow::Result;
 
 use super::{HostArgs, deploy, out};
-use crate::client::Client;
+use crate::client::{Agents, Client};
+use crate::style;
 
 /// List the agents of a running host
+///
+/// Those that it could not start again are told on the standard error, with the reason.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep list
   skep list --versions concierge        what can be rolled back to
-  skep list --tools concierge           its tools, what they do to the world, and which a person decides about
-  skep list --tools --json | jq '.[] | .[] | select(.hints.destructive and (.needs_approval | not)) | .name'
+  skep list --tools concierge           its tools, their hints, and which a person decides about
+  skep list --tools --json | jq '.[][] | select(.hints.destructive).name'
   skep list --json | jq -r '.[].name'")]
 pub struct Args {
     /// Only this agent
@@ -33,13 +36,13 @@ pub struct Args {
 
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
-    let mut agents = client.agents().await?;
     if let Some(name) = &args.agent {
-        agents.retain(|agent| agent.name == *name);
-        if agents.is_empty() {
-            // It is broken, or not there; the host says which.
-            agents.push(client.agent(name).await?);
-        }
+        client.find_agent(name).await?;
+    }
+    let Agents { ready: mut agents, broken } = client.agents().await?;
+    agents.retain(|agent| args.agent.as_ref().is_none_or(|name| agent.name == *name));
+    for agent in broken.iter().filter(|_| args.agent.is_none()) {
+        eprintln!("  {} {}: {}", style::stderr().red("broken"), agent.name, agent.reason);
     }
     if args.versions || args.tools {
         let names = args
@@ -53,8 +56,10 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&agents);
     }
-    if agents.is_empty() {
-        return out::line("no agents yet; deploy one with: skep deploy DIR");
+    match (agents.is_empty(), broken.is_empty()) {
+        (true, true) => return out::line("no agents yet; deploy one with: skep deploy DIR"),
+        (true, false) => return Ok(()),
+        (false, _) => {}
     }
     let rows: Vec<_> = agents
         .into_iter()
