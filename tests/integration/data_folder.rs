@@ -55,6 +55,8 @@ fn an_agent_that_cannot_be_started_again_is_listed_with_the_reason_and_can_be_de
     let first = Process::start(before.path(), data.path());
     let deployed = at(&first, &["deploy", component.to_str().unwrap()]);
     assert!(deployed.status.success(), "{}", said(&deployed));
+    let again = at(&first, &["deploy", component.to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&again.stdout).starts_with("unchanged pinned, version 1"), "{again:?}");
     first.kill();
 
     let second = Process::start(after.path(), data.path());

@@ -108,6 +108,10 @@ async fn a_change_is_built_and_deployed_and_a_build_that_fails_changes_nothing()
     assert_eq!(said(&host, "levels").await, "logged");
 
     write("agent.toml", manifest("cp source.wasm out.wasm").as_bytes());
+    let unchanged = wait_for(&process.stderr, "unchanged");
+    assert!(unchanged.contains("dev, what was built is version 2, which is in force"), "{unchanged}");
+
+    write("source.wasm", &first);
     let updated = wait_for(&process.stderr, "updated");
     assert!(updated.contains("dev version 3 in force"), "{updated}");
 }

@@ -12,12 +12,13 @@ use crate::registry::{ArtifactName, Registry};
 
 /// Deploy an agent to a running host
 ///
-/// A folder is built first. An agent of the same name is replaced; its sessions go on with the new version.
+/// A folder is built first. An agent of the same name is replaced; its sessions go on with the new version. What is in force
+/// already keeps its number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep deploy my-agent                        builds the crate in that folder
-  skep deploy my-agent.wasm                   with the agent.toml beside it, or a name after the file
+  skep deploy my-agent.wasm                   with the agent.toml beside it, if there is one
   skep deploy agent.wasm --manifest prod.toml
   skep deploy oci://registry.example.com/agents/my-agent:1.2")]
 pub struct Args {
@@ -39,7 +40,7 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // Before a build that may take a minute.
-    client.agents().await?;
+    let before = client.agents().await?;
     let source = args.source().await?;
     let agent = client
         .deploy(&source.manifest_toml, source.component)
@@ -48,8 +49,11 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&agent);
     }
-    let digest = short(&agent.digest);
-    out::line(&format!("deployed {}, version {} ({digest})", agent.name, agent.version))?;
+    let (name, version, digest) = (&agent.name, agent.version, short(&agent.digest));
+    match before.ready.iter().any(|before| before.name == *name && before.version == version) {
+        true => out::line(&format!("unchanged {name}, version {version} is in force ({digest})"))?,
+        false => out::line(&format!("deployed {name}, version {version} ({digest})"))?,
+    }
     out::line(&format!("talk to it with: skep chat {}", agent.name))
 }
 

@@ -16,18 +16,32 @@ use crate::server::DEPLOYER;
 use crate::source_watch::{Change, SourceWatch};
 use crate::style;
 
+/// What was built after a change, and is in force.
+struct Redeployed {
+    agent: AgentSummary,
+    /// Not what was in force before.
+    is_new: bool,
+    build_s: f64,
+}
+
 /// Goes on until the sources cannot be read any more.
 pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<Infallible> {
     loop {
         for Change { path, since } in sources.changes().await? {
             let paint = style::stderr();
             match redeploy(&path, &host).await {
-                Ok((agent, build_s)) => eprintln!(
+                Ok(Redeployed { agent, is_new: true, build_s }) => eprintln!(
                     "  {} {} version {} in force, {:.1} s after the change (build {build_s:.1} s)",
                     paint.green("updated"),
                     agent.name,
                     agent.version,
                     since.elapsed().as_secs_f64(),
+                ),
+                Ok(Redeployed { agent, is_new: false, .. }) => eprintln!(
+                    "  {} {}, what was built is version {}, which is in force",
+                    paint.green("unchanged"),
+                    agent.name,
+                    agent.version
                 ),
                 Err(error) => eprintln!(
                     "  {} {}, the version in force stays: {error:#}",
@@ -39,11 +53,13 @@ pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<I
     }
 }
 
-async fn redeploy(path: &Path, host: &AgentHost) -> Result<(AgentSummary, f64)> {
+async fn redeploy(path: &Path, host: &AgentHost) -> Result<Redeployed> {
     let started = Instant::now();
     let source = path.to_path_buf();
     let built = tokio::task::spawn_blocking(move || AgentSource::load(&source, None, &Terminal));
     let AgentSource { manifest, component, .. } = built.await.context("the build stopped")??;
     let build_s = started.elapsed().as_secs_f64();
-    Ok((host.deploy(manifest, component, DEPLOYER).await?, build_s))
+    let before = host.agent(manifest.name.as_str()).map(|agent| agent.summary.version).ok();
+    let agent = host.deploy(manifest, component, DEPLOYER).await?;
+    Ok(Redeployed { is_new: before != Some(agent.version), agent, build_s })
 }
