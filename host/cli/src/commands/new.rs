@@ -33,7 +33,7 @@ Examples:
 pub struct Args {
     /// Name of the agent and of its crate: lower-case letters, digits and hyphens
     name: String,
-    /// Folder to make (default: the name)
+    /// Folder to make [default: the name]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
     /// Folder of `skep-sdk` to depend on, from here [default: a copy of its own; in Skep's checkout the one there]
@@ -86,15 +86,15 @@ fn sdk(chosen: Option<&Path>, dir: &Path) -> Result<PathBuf> {
 fn check_name(name: &str) -> Result<()> {
     let hint = "use lower-case letters, digits and hyphens, a letter first, such as `my-agent`";
     AgentName::new(name).map_err(|error| anyhow::anyhow!("{error}\n  hint: {hint}"))?;
-    let letter_first = name.starts_with(|c: char| c.is_ascii_lowercase());
-    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
     // Rust's keywords, and crates that an agent's crate sees under the same name.
     const TAKEN: &str = " as async await break const continue crate dyn else enum extern false fn for gen if impl in let loop \
         match mod move mut pub ref return self static struct super trait true try type unsafe use where while yield \
         test core std alloc skep-sdk serde serde-json schemars ";
-    let taken = TAKEN.contains(&format!(" {name} "));
-    if !letter_first || !plain || taken {
-        bail!("{name:?} cannot be the name of a crate\n  hint: {hint}");
+    if TAKEN.contains(&format!(" {name} ")) {
+        bail!(
+            "{name:?} cannot be the name of a crate: it is a word of Rust's, or the name of a crate that an agent \
+             uses\n  hint: choose another name, such as `{name}-agent`"
+        );
     }
     Ok(())
 }
@@ -106,8 +106,14 @@ mod tests {
     #[test]
     fn names_that_no_crate_can_have_are_refused() {
         check_name("my-agent-2").expect("a good name");
-        for bad in ["", "2nd", "My-Agent", "a/b", "test", "fn", "a b", "../x"] {
-            assert!(check_name(bad).is_err(), "{bad:?}");
+        for bad in ["", "2nd", "-a", "My-Agent", "my_agent", "a/b", "a b", "../x"] {
+            let error = check_name(bad).expect_err(bad).to_string();
+            assert!(error.contains("lower-case letters"), "{error}");
+        }
+        for taken in ["test", "fn", "skep-sdk"] {
+            let error = check_name(taken).expect_err(taken).to_string();
+            assert!(error.contains(&format!("such as `{taken}-agent`")), "{error}");
+            check_name(&format!("{taken}-agent")).expect("the name of the hint");
         }
     }
 
@@ -124,6 +130,7 @@ mod tests {
         let args = Args { name: "my-agent".into(), path: Some(dir.path().to_path_buf()), sdk: None };
         assert!(run(&args).expect_err("not empty").to_string().contains("exists already"));
     }
+
     fn made(dir: &Path, sdk: Option<&Path>) -> String {
         let args = Args { name: "a".into(), path: Some(dir.to_path_buf()), sdk: sdk.map(Path::to_path_buf) };
         run(&args).expect("made");

@@ -51,7 +51,10 @@ pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGue
     let started = Instant::now();
     let dir = std::path::absolute(&request.dir)?;
     if !dir.join("Cargo.toml").is_file() {
-        bail!("{} has no Cargo.toml, so there is no crate to build", dir.display());
+        bail!(
+            "{} has no Cargo.toml, so there is no crate to build\n  hint: name the folder of one; `skep new NAME` makes it",
+            dir.display()
+        );
     }
     let toolchain = prepare(&dir, progress)?;
     let package = cargo::describe(&toolchain, &dir)?;
