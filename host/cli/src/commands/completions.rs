@@ -12,6 +12,7 @@ Examples:
   skep completions zsh > ~/.zfunc/_skep
   skep completions fish > ~/.config/fish/completions/skep.fish")]
 pub struct Args {
+    /// The shell
     shell: Shell,
 }
 

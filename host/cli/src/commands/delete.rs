@@ -18,7 +18,7 @@ Examples:
   skep delete concierge
   skep delete concierge --yes                               without a question, for scripts")]
 pub struct Args {
-    /// Name of the agent
+    /// The agent's name
     agent: String,
     /// Do not ask
     #[arg(long, short)]
@@ -39,7 +39,7 @@ pub async fn run(args: Args) -> Result<()> {
     out::line(&format!("deleted {agent} with {sessions}"))
 }
 
-/// The caller's own; a host tells nobody of another tenant's.
+/// The caller's own; those of other tenants are listed a tenant at a time.
 fn counted(sessions: usize, has_more: bool) -> String {
     match (sessions, has_more) {
         (0, _) => "no session of yours".to_owned(),

@@ -65,9 +65,11 @@ async fn send(args: SendArgs) -> Result<()> {
     if args.json {
         return out::json(&sent);
     }
-    match sent.state.as_str() {
-        "known" => out::line(&format!("{} was sent before", sent.id)),
-        _ => out::line(&format!("{} goes to {} that take it", sent.id, sent.deliveries)),
+    match (sent.state.as_str(), sent.deliveries) {
+        ("known", _) => out::line(&format!("{} was sent before", sent.id)),
+        (_, 0) => out::line(&format!("{}: no agent and no webhook takes {}", sent.id, args.topic)),
+        (_, 1) => out::line(&format!("{} goes to the one that takes {}", sent.id, args.topic)),
+        (_, many) => out::line(&format!("{} goes to {many} that take {}", sent.id, args.topic)),
     }
 }
 

@@ -20,7 +20,7 @@ Examples:
 pub struct Args {
     /// The agent's name
     agent: String,
-    /// The message; `-` reads it from stdin
+    /// The message; - reads it from the standard input
     message: String,
     /// Session to speak in; the agent remembers per session
     #[arg(long, short, default_value = "default")]

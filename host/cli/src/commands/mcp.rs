@@ -12,7 +12,7 @@ skep.toml names a server, and grants its tools to agents that ask for them:
   [mcp.files]
   command = [\"python3\", \"server.py\"]       # started here; or url = \"https://…/mcp\"
   env = { TOKEN = \"${FILES_TOKEN}\" }       # from the host's environment; headers, with a url
-  tools = [\"read\", \"list\"]                # leave it out for all of them
+  tools = [\"read\", \"list\"]                 # leave it out for all of them
   timeout_ms = 30000
   [grants]
   tools = [\"mcp:files/*\"]

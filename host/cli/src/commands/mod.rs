@@ -56,7 +56,7 @@ Environment:
   SKEP_URL    the host that commands talk to (default http://127.0.0.1:8080)
   SKEP_API_KEY
               key for a host that asks for one
-  SKEP_HOME   folder for models, toolchain and data (default: the user's cache folder)
+  SKEP_HOME   folder for models, toolchain and data (default: the user's cache and data folders)
   SKEP_CUBINS folder of kernels for the GPU that `skep kernels build` made
   NO_COLOR    no colours")]
 pub struct Cli {
@@ -228,19 +228,42 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    #[test]
-    fn every_command_shows_an_example() {
-        fn check(command: &clap::Command, path: &str) {
+    /// Every command that does something, with what is typed to call it.
+    fn commands() -> Vec<(String, clap::Command)> {
+        fn add(command: &clap::Command, path: &str, all: &mut Vec<(String, clap::Command)>) {
             for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
                 let path = format!("{path} {}", sub.get_name());
-                if sub.has_subcommands() {
-                    check(sub, &path);
-                    continue;
+                match sub.has_subcommands() {
+                    true => add(sub, &path, all),
+                    false => all.push((path, sub.clone())),
                 }
-                let shown = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
-                assert!(shown.contains(&path), "`{path} --help` has no example");
             }
         }
-        check(&Cli::command(), "skep");
+        let mut all = Vec::new();
+        add(&Cli::command(), "skep", &mut all);
+        all
+    }
+
+    #[test]
+    fn every_command_shows_an_example_that_fits_a_terminal() {
+        for (path, command) in commands() {
+            let shown = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(shown.contains(&path), "`{path} --help` has no example");
+            for line in shown.lines() {
+                assert!(line.chars().count() <= 100, "`{path} --help` has a line that is wrapped: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_argument_says_what_it_is() {
+        for (path, command) in commands() {
+            let silent: Vec<_> = command
+                .get_arguments()
+                .filter(|argument| argument.get_help().is_none())
+                .map(|argument| argument.get_id().to_string())
+                .collect();
+            assert!(silent.is_empty(), "`{path} --help` says nothing of {silent:?}");
+        }
     }
 }

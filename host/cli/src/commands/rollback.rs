@@ -14,7 +14,7 @@ Examples:
   skep rollback concierge
   skep rollback concierge --to 3")]
 pub struct Args {
-    /// Name of the agent
+    /// The agent's name
     agent: String,
     /// Version to put into force
     #[arg(long, value_name = "N")]

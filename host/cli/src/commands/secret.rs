@@ -64,6 +64,7 @@ Examples:
   skep secret delete STRIPE_KEY
   skep secret delete API_KEY --agent concierge")]
 pub struct DeleteArgs {
+    /// The secret's name
     name: String,
     /// The one of this agent
     #[arg(long, value_name = "AGENT")]

@@ -31,7 +31,7 @@ Examples:
   skep session list concierge
   skep session list concierge --limit 1000 --after room-7
   skep session list concierge --json | jq -r '.[].id'
-  skep session list concierge --tenant acme                 as an admin; they are acme/ID in every command")]
+  skep session list concierge --tenant acme                 as an admin; other commands take acme/ID")]
 pub struct ListArgs {
     /// The agent's name
     agent: String,
@@ -249,8 +249,8 @@ fn summary(detail: &SessionDetail) -> Result<()> {
     };
     out::line(&paint.bold(&session.id))?;
     out::line(&format!(
-        "  {} turns, the first {}, the last {}",
-        session.turns,
+        "  {}, the first {}, the last {}",
+        turns(session.turns),
         out::ago(session.created_at_ms),
         out::ago(session.updated_at_ms)
     ))?;
@@ -303,7 +303,7 @@ async fn import(args: ImportArgs) -> Result<()> {
     if args.json {
         return out::json(&imported);
     }
-    out::line(&format!("imported {} after {} turns", imported.id, imported.turns))
+    out::line(&format!("imported {} after {}", imported.id, turns(imported.turns)))
 }
 
 async fn fork(args: ForkArgs) -> Result<()> {
@@ -311,7 +311,7 @@ async fn fork(args: ForkArgs) -> Result<()> {
     if args.json {
         return out::json(&fork);
     }
-    out::line(&format!("{} begins where {} was after {} turns", fork.id, args.session, fork.turns))
+    out::line(&format!("{} begins where {} was after {}", fork.id, args.session, turns(fork.turns)))
 }
 
 async fn delete(args: DeleteArgs) -> Result<()> {
@@ -322,6 +322,10 @@ async fn delete(args: DeleteArgs) -> Result<()> {
     }
     client.delete_session(agent, session).await?;
     out::line(&format!("deleted {session}"))
+}
+
+fn turns(count: u64) -> String {
+    format!("{count} {}", if count == 1 { "turn" } else { "turns" })
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {

@@ -22,7 +22,7 @@ pub enum Command {
 #[command(after_help = "\
 Examples:
   skep webhook add https://example.com/hook 'order.*' skep.turn.failed
-  skep webhook add https://example.com/hook 'skep.turn.*' --secret whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
+  skep webhook add https://example.com/hook '*' --secret whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
 pub struct AddArgs {
     /// Where to
     address: String,

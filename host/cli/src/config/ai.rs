@@ -20,6 +20,7 @@ impl AiConfig {
     pub(super) fn apply(&self, options: &mut ServerOptions) {
         options.gateway.model_names.extend(self.models.clone());
     }
+
     /// That each of them is another name of something that the host serves, once it is known which model that is.
     pub fn check(&self, model: &str) -> Result<()> {
         // A model that is nowhere is told when it is looked for.

@@ -38,7 +38,7 @@ pub struct Args {
     /// Wait for the answers and write them, one JSON object a line, in the order of the requests
     #[arg(long, short)]
     wait: bool,
-    /// Where to write them [default: stdout]
+    /// Where to write them [default: the standard output]
     #[arg(long, short, value_name = "FILE", requires = "wait")]
     output: Option<PathBuf>,
     #[command(flatten)]

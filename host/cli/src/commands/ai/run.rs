@@ -19,7 +19,7 @@ Examples:
 pub struct Args {
     /// The model's name; `default` is the host's own
     model: String,
-    /// The prompt; `-` reads it from stdin
+    /// The prompt; - reads it from the standard input
     prompt: String,
     /// A JSON Schema that the answer has to fulfil
     #[arg(long, value_name = "FILE")]

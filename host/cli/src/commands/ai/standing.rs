@@ -21,7 +21,7 @@ pub struct StatusArgs {
     /// Write the answers, one JSON object a line
     #[arg(long, conflicts_with = "json")]
     results: bool,
-    /// Where to write them [default: stdout]
+    /// Where to write them [default: the standard output]
     #[arg(long, short, value_name = "FILE", requires = "results")]
     output: Option<PathBuf>,
     #[command(flatten)]

@@ -13,28 +13,28 @@ skep.toml, every line optional:
   data = \"data\"                 # relative to the file
   durability = \"process\"        # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
-  device = \"cuda\"              # or \"auto\", \"cpu\", \"cuda:0,1\"
+  device = \"cuda\"               # or \"auto\", \"cpu\", \"cuda:0,1\"
   threads = 4
   [engine]
   replicas = 2
   kv = \"f16\"                    # or \"f32\", \"i8\"
-  kv_tokens = 65536              # of each replica
-  [limits]                       # ceilings for every agent
+  kv_tokens = 65536             # of each replica
+  [limits]                      # ceilings for every agent
   memory_mb = 64
   tokens_per_day = 1000000
-  [tenants.acme]                 # or [tenants.default]
+  [tenants.acme]                # or [tenants.default]
   tokens_per_day = 5000000
-  [grants]                       # what agents may be granted at most; without it the default model
+  [grants]                      # what agents may be granted at most; without it the default model
   models = [\"smollm2-135m\"]
   tools = [\"agent:*/*\"]
   hosts = [\"https://*.example.com\"]
   [auth]
-  required = true                # default unless only this machine can connect
+  required = true               # default unless only this machine can connect
   [http]
   drain_s = 30
   [telemetry]
   otlp_endpoint = \"http://127.0.0.1:4318\"
-  [[webhook]]                    # as often as there are addresses
+  [[webhook]]                   # as often as there are addresses
   url = \"https://example.com/hook\"
   topics = [\"skep.turn.failed\"]
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
@@ -60,8 +60,8 @@ All of its settings:
              tokens_per_day, weight; NAME is default for all that have no section
   [agents.NAME]
              weight: its share of the model beside others of the same tenant
-  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\"; * for any
-             name), hosts (where agents may send requests; \"*\" is everywhere)
+  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
+             * for any name), hosts (where agents may send requests; \"*\" is everywhere)
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, origins (web pages that may use the
              host, such as \"https://app.example.com\")
