@@ -51,7 +51,7 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
         serde_json::from_str(&done(host, &["list", "keeper", "-n", "1", "--json"], "").await).unwrap();
     assert_eq!((page.as_array().unwrap().len(), &page[0]["id"]), (1, &json!("ada")));
     let shown = done(host, &["show", "keeper", "ada", "-n", "1"], "").await;
-    assert!(shown.contains("1 turns") && shown.contains("My name is Ada."), "{shown}");
+    assert!(shown.contains("1 turn,") && shown.contains("My name is Ada."), "{shown}");
 
     let forked = done(host, &["fork", "keeper", "ada", "what-if"], "").await;
     assert!(forked.contains("what-if begins where ada was"), "{forked}");
