@@ -116,6 +116,12 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Makes a slice zeros.
+    pub fn clear(&self, slice: Slice<'_>) -> Result<(), KernelError> {
+        // SAFETY: as many bytes as the slice has.
+        unsafe { self.backend.clear(slice.address, slice.bytes) }
+    }
+
     /// A buffer on the device with a copy of these bytes.
     pub fn copied(&self, bytes: &[u8]) -> Result<DeviceBuffer, KernelError> {
         let mut buffer = self.uninitialised(bytes.len())?;

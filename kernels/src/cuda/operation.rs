@@ -9,7 +9,7 @@ mod operands;
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Piece};
 use super::attention_prefill::{self, AttentionPrefillParams, QueryTile};
-use super::blas::Blas;
+use super::blas::{self, Blas};
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
 use super::gemv;
@@ -115,7 +115,9 @@ impl Device {
             scale_rows,
             scale_columns,
         };
-        if let Some(blas) = blas.filter(|_| weights == Weights::Plain && rows > gemv::MAX_ROWS) {
+        let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
+        // What the library does not take is not refused: the device's own kernels take more.
+        if let Some(blas) = blas.filter(|_| dense && blas::Layout::of(&params, activation).is_ok()) {
             // SAFETY: the slices are as long as the shapes say.
             return unsafe { blas.matmul(&params, activation) };
         }

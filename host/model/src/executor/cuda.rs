@@ -12,7 +12,7 @@ mod start;
 mod step;
 mod weights;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 
 use skep_kernels::Isa;
@@ -33,8 +33,6 @@ use rank::{Peers, Rank};
 pub(crate) use start::CudaModel;
 use step::{Cuts, DecodeShape, Step};
 
-/// Shapes that recordings are kept of; steps of others are put into the queues launch by launch.
-const MOST_RECORDINGS: usize = 128;
 /// Rows of a micro-batch are worth a pass over the weights of a stage.
 const MICRO_BATCH_ROWS: usize = 256;
 
@@ -44,6 +42,10 @@ pub struct CudaExecutor {
     stages: Vec<Vec<Rank>>,
     /// Shapes of steps that there have been.
     launched: HashSet<DecodeShape>,
+    /// Shapes that there is memory to record; steps of others are put into the queues launch by launch.
+    most_recordings: usize,
+    /// A rank that others waited for in vain. What they meet in has to be made anew before the next step.
+    stalled: Cell<Option<usize>>,
     cuts: Cuts,
     /// Where steps are copied from in turn, and which is next.
     inputs: [HostBuffer; 2],
@@ -158,7 +160,7 @@ impl CudaExecutor {
             return Ok(true);
         }
         let is_first = self.launched.insert(shape);
-        if is_first || self.recordings.len() == MOST_RECORDINGS {
+        if is_first || self.recordings.len() == self.most_recordings {
             return Ok(false);
         }
         let mut of_stages = Vec::new();
@@ -196,28 +198,42 @@ impl CudaExecutor {
 
     /// Waits for the step on all ranks.
     fn finish(&self) -> Result<(), ModelError> {
-        for rank in self.stages.iter().flatten().rev() {
+        for rank in self.stages.iter().flatten() {
             rank.device.synchronize()?;
         }
-        self.check_ranks()
+        let mut words = Vec::new();
+        for rank in self.meeting() {
+            let mut word = [0; 4];
+            rank.device.read(rank.failure()?, &mut word)?;
+            words.push(u32::from_le_bytes(word));
+        }
+        self.check_meetings(words)
     }
 
-    /// Whether a rank waited for another in vain.
-    fn check_ranks(&self) -> Result<(), ModelError> {
-        for ranks in self.stages.iter().filter(|ranks| ranks.len() > 1) {
-            for rank in ranks {
-                let mut word = [0; 4];
-                rank.device.read(rank.failure()?, &mut word)?;
-                let missing = u32::from_le_bytes(word);
-                if missing > 0 {
-                    let deadline = std::time::Duration::from_micros(rank.shape.patience_us);
-                    return Err(ModelError::Rank {
-                        rank: missing as usize - 1,
-                        fault: RankFault::Stalled { deadline },
-                    });
-                }
-            }
+    /// Ranks that share the weights of a stage with others.
+    fn meeting(&self) -> impl Iterator<Item = &Rank> {
+        self.stages.iter().filter(|ranks| ranks.len() > 1).flatten()
+    }
+
+    /// What the ranks say that meet others: 1 + the rank that did not come, or 0.
+    fn check_meetings(&self, words: impl IntoIterator<Item = u32>) -> Result<(), ModelError> {
+        let Some(missing) = words.into_iter().find(|word| *word > 0) else { return Ok(()) };
+        let rank = missing as usize - 1;
+        self.stalled.set(Some(rank));
+        let deadline = std::time::Duration::from_micros(self.leader().shape.patience_us);
+        Err(ModelError::Rank { rank, fault: RankFault::Stalled { deadline } })
+    }
+
+    /// Makes anew what ranks meet in, once all have come back from the step that failed.
+    fn reconnect(&mut self) -> Result<(), ModelError> {
+        for rank in self.meeting() {
+            rank.device.synchronize()?;
         }
+        for rank in self.meeting() {
+            rank.forget_meetings()?;
+            rank.device.synchronize()?;
+        }
+        self.stalled.set(None);
         Ok(())
     }
 
@@ -251,29 +267,33 @@ impl CudaExecutor {
             };
             leader.device.sample(&sample)?;
             leader.device.download(tokens, &mut self.drawn, 0)?;
+            let meeting = self.stages.iter().filter(|ranks| ranks.len() > 1).flatten();
+            for (at, rank) in meeting.enumerate() {
+                leader.device.download(rank.failure()?, &mut self.drawn, (count + at) * 4)?;
+            }
             leader.known.record()?;
         }
         self.packed = packed;
-        let goes_on = next.filter(|next| count == rows.len() && can_go_on(rows, next));
+        let goes_on = next.filter(|next| count > 0 && count == rows.len() && can_go_on(rows, next));
         if let Some(next) = goes_on {
             self.put_drawn(next)?;
             // The logits of the drawn step are gone.
             self.logit_rows = 0;
             self.ahead = Some(next.clone());
         }
-        if count > 0 {
-            self.leader().known.synchronize()?;
+        if count == 0 {
+            return Ok(Vec::new());
         }
-        if goes_on.is_none() {
-            self.check_ranks()?;
-        }
-        let tokens = self
-            .drawn
-            .bytes()
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-        Ok(draw.rows.into_iter().zip(tokens).collect())
+        self.leader().known.synchronize()?;
+        let words: Vec<u32> = self.drawn.bytes().chunks_exact(4).map(word).collect();
+        let (tokens, failures) = words.split_at(count);
+        self.check_meetings(failures.iter().copied().take(self.meeting().count()))?;
+        Ok(draw.rows.into_iter().zip(tokens.iter().copied()).collect())
     }
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
 /// That the rows are those of a decoded step in their order, and the next one is of the same sequences.
@@ -300,7 +320,10 @@ impl Executor for CudaExecutor {
         self.logit_rows = 0;
         self.logits.take();
         check(batch, &self.limits)?;
-        let ahead = self.ahead.take().filter(|ahead| ahead == batch);
+        let ahead = self.ahead.take().filter(|ahead| ahead == batch && self.stalled.get().is_none());
+        if self.stalled.get().is_some() {
+            self.reconnect()?;
+        }
         self.step.clone_from(batch);
         if ahead.is_some() {
             self.logit_rows = batch.logit_rows();

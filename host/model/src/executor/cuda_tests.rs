@@ -81,6 +81,7 @@ fn all_of_this_is_so_on_a_device_where_there_is_one() {
     greedy_tokens_are_those_of_the_processor();
     a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_follows();
     a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun();
+    a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_anew();
     batches_that_do_not_fit_are_refused_and_leave_the_executor_usable();
 }
 
@@ -349,6 +350,30 @@ fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun
     let error = executor.sample_then(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
     assert!(error.to_string().contains("leave no token"), "{error}");
     assert_eq!(executor.sample(&[good]).unwrap(), expected);
+}
+
+#[test]
+fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_anew() {
+    let name = "llama-gqa";
+    let mut executor = load(name, ExecutorOptions { tensor_parallel: 2, ..cuda_options() }, "0");
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let (ids, exact) = expected(name);
+    let patience = |executor: &mut CudaExecutor, us: u64| {
+        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.patience_us = us);
+    };
+    let usual = executor.leader().shape.patience_us;
+    let batch = |tokens: usize| Batch { sequences: vec![sequence(&ids[..tokens], 0, 9, LogitsWanted::Last)] };
+    // Nobody waits at all, so whoever comes first is alone.
+    patience(&mut executor, 0);
+    executor.forward(&batch(20)).unwrap();
+    let error = executor.sample(&[LogitRow::Sample(sample_of(&greedy))]).unwrap_err();
+    assert!(matches!(error, ModelError::Rank { fault: RankFault::Stalled { .. }, .. }), "{error}");
+    patience(&mut executor, usual);
+    executor.forward(&batch(21)).unwrap();
+    executor.sample(&[LogitRow::Sample(sample_of(&greedy))]).unwrap();
+    let width = exact.len() / ids.len();
+    let error = relative_error(executor.logits(0).unwrap(), &exact[20 * width..][..width]);
+    assert!(error < BOUND, "{error}");
 }
 
 #[test]

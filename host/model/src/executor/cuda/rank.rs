@@ -110,6 +110,13 @@ impl Rank {
         self.room(&self.places.failure, 4)
     }
 
+    /// Nobody waits for another, and nobody has come.
+    pub(super) fn forget_meetings(&self) -> Result<(), ModelError> {
+        let signals = self.room(&self.places.signals, self.places.signals.len())?;
+        self.device.clear(signals)?;
+        Ok(self.device.clear(self.failure()?)?)
+    }
+
     /// Of a draw: what says how, room to work in, where the tokens go, and all logits.
     pub(super) fn draw_rooms(&self, input_bytes: usize, rows: usize) -> Result<[Slice<'_>; 4], ModelError> {
         let (Some(draw), Some(logits)) = (&self.places.draw, &self.logits) else {

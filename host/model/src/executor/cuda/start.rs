@@ -3,7 +3,7 @@
 //! Invariant: what a device cannot do or hold is refused here, before the first step: the largest shapes are planned, and a step
 //! of each kind is tried.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +31,9 @@ use crate::shard::{self, Shard};
 const SPARE_SHARE: u64 = 100;
 /// Rows that the products of a step keep a device busy with.
 const STEP_TOKENS: usize = 2048;
+/// What a driver takes for the launches of a step of some dozens of layers, at most.
+const RECORDING_BYTES: u64 = 2 << 20;
+const MOST_RECORDINGS: u64 = 128;
 /// Blocks of a multiprocessor that attend at once.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
@@ -138,16 +141,23 @@ impl<'a> CudaModel<'a> {
                 .map(|(rank, begun)| self.finish(begun, pages, stage == last && rank == 0, &mut plan));
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
+        let ranks = finished.iter().flatten().count();
+        let most_recordings =
+            (plan.graph_bytes / ranks as u64 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
         let leader = &finished[last][0];
         let most_inputs = leader.places.inputs.len();
         let draw = leader.places.draw.as_ref().map_or(0, |draw| draw.inputs.len());
         let inputs = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
-        let (draw_input, drawn) =
-            (leader.device.host_buffer(draw)?, leader.device.host_buffer(leader.sizes.logit_rows * 4)?);
+        let (draw_input, drawn) = (
+            leader.device.host_buffer(draw)?,
+            leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
+        );
         let mut executor = CudaExecutor {
             recordings: HashMap::new(),
             stages: finished,
             launched: HashSet::new(),
+            most_recordings,
+            stalled: Cell::new(None),
             cuts,
             inputs,
             next_input: 0,
