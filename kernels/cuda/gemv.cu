@@ -1,35 +1,56 @@
 // Products of few rows with weights of any format: y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
 // One warp an output; each lane takes every 32nd run of eight weights, turns them into floats once and multiplies them with
-// all rows. What is read is the weights: the floor. For more rows than MAX_ROWS tensor cores are faster (`gemm.cu`).
+// all rows. Loads of several runs are under way at once. What is read is the weights: the floor. For more rows than MAX_ROWS
+// tensor cores are faster (`gemm.cu`).
 #include "device.cuh"
 #include "formats/weights.cuh"
 
 constexpr uint32_t MAX_ROWS = 8;
 
+// Runs of weights that a lane loads before it uses the first: fewer would not fill the memory's latency.
+constexpr int DEPTH = 4;
+
+// Eight weights times all rows.
+template <typename T>
+SKEP_DEVICE void add_products(const MatmulParams& p, uint32_t first, const float (&weights)[8], float (&sums)[MAX_ROWS]) {
+    for (uint32_t row = 0; row < MAX_ROWS; ++row) {
+        if (row >= p.rows) {
+            break;
+        }
+        const Vec16 x = static_cast<const Vec16*>(p.x)[(static_cast<uint64_t>(row) * p.inputs + first) / 8];
+        for (int word = 0; word < 4; ++word) {
+            float low, high;
+            unpack<T>(x.words[word], low, high);
+            sums[row] += low * weights[2 * word] + high * weights[2 * word + 1];
+        }
+    }
+}
+
 // Grid: enough warps for all outputs.
 template <typename Weights, typename T>
 SKEP_DEVICE void gemv(const MatmulParams& p) {
+    constexpr uint32_t RUN = 8 * WARP;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t output = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (output >= p.outputs) {
         return;
     }
     float sums[MAX_ROWS] = {};
-    for (uint32_t first = 8 * lane; first < p.inputs; first += 8 * WARP) {
+    uint32_t first = 8 * lane;
+    for (; first + (DEPTH - 1) * RUN < p.inputs; first += DEPTH * RUN) {
+        float weights[DEPTH][8];
+        for (int run = 0; run < DEPTH; ++run) {
+            Weights::eight(p, output, first + run * RUN, weights[run]);
+        }
+        for (int run = 0; run < DEPTH; ++run) {
+            add_products<T>(p, first + run * RUN, weights[run], sums);
+        }
+    }
+    for (; first < p.inputs; first += RUN) {
         float weights[8];
         Weights::eight(p, output, first, weights);
-        for (uint32_t row = 0; row < MAX_ROWS; ++row) {
-            if (row >= p.rows) {
-                break;
-            }
-            const Vec16 x = static_cast<const Vec16*>(p.x)[(static_cast<uint64_t>(row) * p.inputs + first) / 8];
-            for (int word = 0; word < 4; ++word) {
-                float low, high;
-                unpack<T>(x.words[word], low, high);
-                sums[row] += low * weights[2 * word] + high * weights[2 * word + 1];
-            }
-        }
+        add_products<T>(p, first, weights, sums);
     }
     for (uint32_t row = 0; row < MAX_ROWS; ++row) {
         if (row >= p.rows) {

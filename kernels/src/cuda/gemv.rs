@@ -27,7 +27,8 @@ mod tests {
     #[test]
     fn products_of_few_rows_with_all_formats() {
         let mut random = Random::fresh();
-        for (rows, inputs, outputs) in [(1, 256, 5), (3, 768, 9), (MAX_ROWS as usize, 512, 130)] {
+        for (rows, inputs, outputs) in [(1, 256, 5), (3, 768, 9), (MAX_ROWS as usize, 512, 130), (2, 2304, 6)]
+        {
             let every = Made::of_every_format(&mut random, inputs, outputs);
             for activation in Activation::ALL {
                 every.iter().for_each(|made| made.check(rows, activation, false));
