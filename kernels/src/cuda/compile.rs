@@ -62,6 +62,15 @@ impl Compiler {
         Compiler { shipped: folder, ..self }
     }
 
+    /// That there is what the modules come from, so that its absence is known before anything else is done.
+    pub fn check(&self, architecture: Architecture) -> Result<(), KernelError> {
+        let shipped = self.shipped.as_deref().map(shipped::complete).unwrap_or_default();
+        match shipped.contains(&architecture) {
+            true => Ok(()),
+            false => self.nvrtc()?.check_architecture(architecture),
+        }
+    }
+
     /// The kernels of a source. Several threads may compile at once.
     pub fn module(&self, source: Source, architecture: Architecture) -> Result<Module, KernelError> {
         // First, because the key of a cached module has the version of NVRTC, which is a library of a hundred megabytes.

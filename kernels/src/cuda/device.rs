@@ -74,6 +74,7 @@ impl Device {
         };
         let (major, minor) = info.compute_capability;
         let architecture = Architecture::of_device(major, minor)?;
+        compiler.check(architecture)?;
         let compiler = compiler.clone();
         let compiling = std::thread::Builder::new()
             .name("skep-kernel-compiler".to_owned())

@@ -141,6 +141,8 @@ mod tests {
             let compiled = on_device::compiler().module(*source, SM90A).unwrap();
             assert_eq!((module.cubin, module.kernels), (compiled.cubin, compiled.kernels));
         }
+        assert_eq!(compiler.check(SM90A), Ok(()));
+        assert!(matches!(compiler.check(Architecture::Sm80), Err(KernelError::NoNvrtc { .. })));
         let error = compiler.module(SOURCES[0], Architecture::Sm80).expect_err("another architecture");
         assert!(matches!(&error, KernelError::NoNvrtc { tried } if tried.contains("/nowhere")), "{error}");
         // Where there is a compiler, the rest comes from it.
