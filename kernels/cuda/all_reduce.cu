@@ -39,7 +39,11 @@ SKEP_DEVICE void wait_for_ranks(const AllReduceParams& p, uint32_t round) {
         const uint32_t* arrived = &p.signals[p.rank]->arrived[blockIdx.x][other];
         // One that is ahead may be at the next barrier already; rounds start again after 2^32.
         for (uint64_t looks = 0; static_cast<int32_t>(load_acquire(arrived) - round) < 0; ++looks) {
-            if (looks == p.patience) {
+            // Who has waited in vain once waits for nobody any more: the step has failed.
+            if (load_acquire(p.failure) != 0) {
+                break;
+            }
+            if (looks >= p.patience) {
                 *p.failure = other + 1;
                 break;
             }

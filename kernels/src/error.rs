@@ -55,7 +55,14 @@ pub enum KernelError {
     Architecture { major: u32, minor: u32, made_for: &'static str },
     #[error("no CUDA device: {reason}")]
     NoDevice { reason: String },
-    #[error("{bytes} bytes of device memory are needed, and {free} are free")]
+    #[error(
+        "device {device} cannot use the memory of device {peer}, which ranks that share a layer have to; divide the layers among \
+         them instead, or name other devices"
+    )]
+    NoPeer { device: usize, peer: usize },
+    #[error(
+        "{bytes} bytes of device memory are needed, and {free} are free; take a smaller model or format, or more devices"
+    )]
     DeviceMemory { bytes: usize, free: usize },
     #[error("there is no kernel {kernel} on the device")]
     NoKernel { kernel: String },

@@ -26,6 +26,18 @@ pub fn probe() -> Result<Vec<GpuInfo>, String> {
         .collect()
 }
 
+/// The CUDA version that the driver knows, such as 12 or 13.
+pub(crate) fn driver_major() -> Option<i32> {
+    // SAFETY: only tries to open the driver library.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().ok()?;
+    Some(version / 1000)
+}
+
 fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
     use sys::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,

@@ -18,14 +18,14 @@ mod bench;
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
+/// The default model on a GPU, where there is one.
+mod cuda;
 /// The folder of a host: one host at a time, and what the command line does in it.
 mod data_folder;
 /// `skep up --watch` and `skep logs --follow`.
 mod dev_loop;
 /// A host that is killed under load, and what its clients are told.
 mod durability;
-/// The default model on a GPU, where there is one.
-mod gpu;
 /// Tools of other agents, over HTTP, and what the command line shows of tools.
 mod host_tools;
 /// What a hostile or broken guest, request or file gets.

@@ -71,7 +71,7 @@ pub fn report_fallback(model: &str, reason: Option<&str>) {
     let devices = gpu::probe().unwrap_or_default();
     match devices.is_empty() {
         true => tracing::debug!(model, reason, "the model runs on the processor"),
-        false => tracing::info!(model, reason, "the model runs on the processor, though there is a GPU"),
+        false => tracing::warn!(model, reason, "the model runs on the processor, though there is a GPU"),
     }
 }
 

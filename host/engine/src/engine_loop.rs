@@ -28,6 +28,9 @@ use crate::{EngineError, GenerateRequest, ModelInfo};
 /// How often an idle loop tries whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Of the rows of one use.
+type RowOutputs = Vec<Result<RowOutput, EngineError>>;
+
 /// All that can be said to a running loop.
 pub(crate) enum Command {
     Submit(Box<Submission>),
@@ -146,11 +149,11 @@ impl EngineLoop {
         commands.recv().ok()
     }
 
-    /// Computes one token into a page that nobody uses.
+    /// Computes one token into a page that nobody uses. Without logits the executor waits until it is done.
     fn probe(&mut self) {
         let Some(page) = self.scheduler.unused_page() else { return };
         let sequence =
-            BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::Tail(1) };
+            BatchSequence { tokens: vec![0], start: 0, pages: vec![page], logits: LogitsWanted::None };
         match guarded(|| self.executor.forward(&Batch { sequences: vec![sequence] })) {
             Ok(()) => self.health.record_step(),
             Err(error) => self.health.record_failed_step(&error.to_string()),
@@ -188,13 +191,16 @@ impl EngineLoop {
                 .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
             return;
         }
-        self.health.record_step();
         let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
         let next = match self.executor.goes_on() {
             true => self.lookahead.next(&mut self.scheduler, &batch, &uses, self.speculator.is_some()),
             false => None,
         };
-        let outputs = self.sample(&uses, next.as_ref());
+        let (outputs, broken) = self.sample(&uses, next.as_ref());
+        match broken {
+            Some(error) => self.health.record_failed_step(&error),
+            None => self.health.record_step(),
+        }
         let took = started.elapsed();
         self.scheduler.record_step_time(took);
         for (used, outputs) in uses.into_iter().zip(outputs) {
@@ -208,22 +214,27 @@ impl EngineLoop {
         }
     }
 
-    /// The outputs of each use, in the order of its rows. A row that fails is a failure of that row alone. `next` is the step that
-    /// is expected after this one.
-    fn sample(&mut self, uses: &[RowUse], next: Option<&Batch>) -> Vec<Vec<Result<RowOutput, EngineError>>> {
+    /// The outputs of each use, in the order of its rows, and what broke the executor. A row that fails is otherwise a failure of
+    /// that row alone. `next` is the step that is expected after this one.
+    fn sample(&mut self, uses: &[RowUse], next: Option<&Batch>) -> (Vec<RowOutputs>, Option<String>) {
         let rows: Vec<Vec<LogitRow<'_>>> = uses
             .iter()
             .map(|used| self.scheduler.sequence(used.id).map_or_else(Vec::new, |s| used.logit_rows(s)))
             .collect();
         let all: Vec<LogitRow<'_>> = rows.iter().flatten().cloned().collect();
         if all.is_empty() {
-            return uses.iter().map(|_| Vec::new()).collect();
+            return (uses.iter().map(|_| Vec::new()).collect(), None);
         }
-        let together = |executor: &mut dyn Executor| match next {
-            Some(next) => executor.sample_then(&all, next),
-            None => executor.sample(&all),
+        // An executor that returns from a step before it is done tells only now that it could not do it.
+        let mut broken = None;
+        let mut together = |executor: &mut dyn Executor| {
+            let drawn = match next {
+                Some(next) => executor.sample_then(&all, next),
+                None => executor.sample(&all),
+            };
+            drawn.inspect_err(|error| broken = is_of_the_executor(error).then(|| error.to_string()))
         };
-        match guarded(|| together(&mut *self.executor)) {
+        let outputs = match guarded(|| together(&mut *self.executor)) {
             Ok(outputs) if outputs.len() == all.len() => {
                 let mut outputs = outputs.into_iter().map(Ok);
                 rows.iter().map(|rows| outputs.by_ref().take(rows.len()).collect()).collect()
@@ -236,11 +247,12 @@ impl EngineLoop {
                 };
                 rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect()
             }
-        }
+        };
+        (outputs, broken)
     }
 
     /// Hands the outputs to their sequence, and ends it if it ends.
-    fn commit(&mut self, used: RowUse, outputs: Vec<Result<RowOutput, EngineError>>) {
+    fn commit(&mut self, used: RowUse, outputs: RowOutputs) {
         let id = used.id;
         let Some(sequence) = self.scheduler.sequence_mut(id) else { return };
         let Committed { ending, computed, draft } = used.commit(sequence, outputs);
@@ -253,6 +265,11 @@ impl EngineLoop {
             self.scheduler.end(id, ending);
         }
     }
+}
+
+/// Whether it is not a row's own fault.
+fn is_of_the_executor(error: &ModelError) -> bool {
+    matches!(error, ModelError::Rank { .. } | ModelError::Kernel(_))
 }
 
 /// Calls the executor; a panic in it is an error like any other.

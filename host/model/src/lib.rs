@@ -41,6 +41,6 @@ pub use executor::{
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};
 pub use skep_kernels::cuda::Activation;
-pub use skep_kernels::{DType, Isa};
+pub use skep_kernels::{DType, Isa, KernelError};
 pub use tokenizer::{SpecialTokens, TokenDecoder, Tokenizer};
 pub use verify::{Verification, VerifyOptions, verify};

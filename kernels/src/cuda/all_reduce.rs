@@ -5,7 +5,7 @@ use crate::KernelError;
 
 /// As in the kernel.
 pub const MAX_RANKS: usize = 8;
-const MAX_BLOCKS: u32 = 64;
+pub const MAX_BLOCKS: u32 = 64;
 const THREADS: u32 = 512;
 /// Bytes that each rank has beside its values, zero at first: a barrier count of each block, and one of each other rank.
 pub const SIGNAL_BYTES: usize = MAX_BLOCKS as usize * (1 + MAX_RANKS) * 4;
@@ -51,8 +51,14 @@ impl Shots {
     }
 }
 
-/// All ranks launch the same; every block has to be resident.
-pub fn launch(params: &AllReduceParams, shots: Shots, activation: Activation) -> Result<Launch, KernelError> {
+/// All ranks launch the same, with the same bound of blocks: every block has to be resident, beside those of all ranks that share
+/// the device and of whatever they still compute.
+pub fn launch(
+    params: &AllReduceParams,
+    shots: Shots,
+    activation: Activation,
+    most_blocks: u32,
+) -> Result<Launch, KernelError> {
     const OP: &str = "all_reduce";
     let limit = MAX_RANKS as u32;
     super::supported((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
@@ -64,7 +70,7 @@ pub fn launch(params: &AllReduceParams, shots: Shots, activation: Activation) ->
         Shots::One => ("one", params.chunks),
         Shots::Two => ("two", params.chunks.div_ceil(params.ranks.into())),
     };
-    let blocks = chunks.div_ceil(THREADS.into()).clamp(1, MAX_BLOCKS.into()) as u32;
+    let blocks = chunks.div_ceil(THREADS.into()).clamp(1, most_blocks.clamp(1, MAX_BLOCKS).into()) as u32;
     Ok(Launch::new(format!("all_reduce_{name}_shot_{}", activation.suffix()), [blocks, 1, 1], THREADS))
 }
 
@@ -129,7 +135,7 @@ mod tests {
                 for (params, order) in params.iter().zip([Order::FORWARD, Order::BACKWARD].iter().cycle()) {
                     scope.spawn(move || {
                         let Launch { kernel, grid, block, shared_bytes } =
-                            launch(params, shots, activation).expect("good shapes");
+                            launch(params, shots, activation, MAX_BLOCKS).expect("good shapes");
                         let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: *order };
                         // SAFETY: the buffers live as long as the scope, with the sizes that the shapes say, and the
                         // kernels of the ranks write to places of their own.
@@ -181,7 +187,8 @@ mod tests {
     fn more_ranks_than_a_kernel_takes_are_refused() {
         let mut memory = Ranks::new(Activation::Bf16, &mut Random::fresh(), 2, 1);
         let good = memory.params(0, 1);
-        let refused = |params| launch(&params, Shots::One, Activation::F16).expect_err("refused").to_string();
+        let refused =
+            |params| launch(&params, Shots::One, Activation::F16, 1).expect_err("refused").to_string();
         assert!(refused(AllReduceParams { ranks: 9, ..good }).contains("1 to 8"));
         assert!(refused(AllReduceParams { rank: 2, ..good }).contains("less than the 2"));
     }

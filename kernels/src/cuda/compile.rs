@@ -4,8 +4,9 @@
 //! Invariant: a module that is found was made of these very sources, with these options; a cached one by this version of the
 //! compiler as well. No module is lost because it could not be cached, and no compiler is needed for what is found.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::architecture::Architecture;
 use super::cubin_cache::{self, Key};
@@ -22,7 +23,11 @@ pub struct Compiler {
     nvrtc_place: Option<PathBuf>,
     cache: Option<PathBuf>,
     shipped: Option<PathBuf>,
+    /// Found for a device of this process; the next one has the same.
+    found: Mutex<HashMap<(&'static str, Architecture), Found>>,
 }
+
+type Found = Arc<OnceLock<Result<Module, KernelError>>>;
 
 /// One source's kernels for one architecture.
 #[derive(Clone, Debug)]
@@ -54,7 +59,7 @@ impl Compiler {
     /// Opens NVRTC at this place, or where the system has it, when something has to be compiled; only then its absence is an
     /// error.
     pub fn when_needed(nvrtc_place: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
-        Compiler { nvrtc: OnceLock::new(), nvrtc_place, cache, shipped: None }
+        Compiler { nvrtc: OnceLock::new(), nvrtc_place, cache, shipped: None, found: Mutex::default() }
     }
 
     /// Takes what there is in this folder, which is only read. What is not is compiled.
@@ -81,6 +86,19 @@ impl Compiler {
         }
         let (compiled, origin) = self.compiled(source, architecture)?;
         Ok(module(compiled, origin))
+    }
+
+    /// The same, found once for all devices of an architecture.
+    pub(super) fn module_once(
+        &self,
+        source: Source,
+        architecture: Architecture,
+    ) -> Result<Module, KernelError> {
+        let found = {
+            let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+            all.entry((source.name, architecture)).or_default().clone()
+        };
+        found.get_or_init(|| self.module(source, architecture)).clone()
     }
 
     /// By this machine's NVRTC, now or before.

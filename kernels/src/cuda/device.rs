@@ -144,7 +144,7 @@ impl Device {
         Ok(HostBuffer { at, bytes, device: self.clone() })
     }
 
-    /// Puts the first bytes of a buffer of the host into a slice of the same length. They have to stay as they are until the
+    /// Fills a slice with bytes of a buffer of the host, from the given one on. They have to stay as they are until the
     /// queue has done it, which an event tells.
     pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
         within("copy to the device", at, to.bytes, from.bytes)?;
@@ -354,7 +354,7 @@ fn within(op: &'static str, start: usize, length: usize, whole: usize) -> Result
 /// One for each source.
 fn modules(compiler: &Compiler, architecture: Architecture) -> Result<Vec<Module>, KernelError> {
     std::thread::scope(|scope| {
-        let compile = |source| scope.spawn(move || compiler.module(source, architecture));
+        let compile = |source| scope.spawn(move || compiler.module_once(source, architecture));
         let running: Vec<_> = SOURCES.iter().copied().map(compile).collect();
         running.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
     })

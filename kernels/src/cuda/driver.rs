@@ -16,7 +16,7 @@ use super::compile::{Module, Origin};
 use crate::KernelError;
 
 pub(super) struct DriverStream {
-    code: OnceLock<Code>,
+    code: OnceLock<Result<Code, KernelError>>,
     /// Until the kernels are loaded.
     compiling: Mutex<Option<Compiling>>,
     name: String,
@@ -65,22 +65,22 @@ impl DriverStream {
 
     /// The kernels, once they are compiled.
     fn code(&self) -> Result<&Code, KernelError> {
-        if let Some(code) = self.code.get() {
-            return Ok(code);
-        }
-        let mut compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(code) = self.code.get() {
-            return Ok(code);
-        }
-        let failed =
-            || KernelError::Driver { call: "cuModuleLoadData", reason: "it failed before".to_owned() };
-        let modules = compiling.take().ok_or_else(failed)?.join().map_err(|_| failed())??;
-        let from = |origin| modules.iter().filter(|module| module.origin == origin).count();
-        let (shipped, cached) = (from(Origin::Shipped), from(Origin::Cache));
+        self.code.get_or_init(|| self.load_all()).as_ref().map_err(Clone::clone)
+    }
+
+    fn load_all(&self) -> Result<Code, KernelError> {
+        let compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = || KernelError::Thread { reason: "the one that compiles kernels has ended".to_owned() };
+        let modules = compiling.ok_or_else(ended)?.join().map_err(|_| ended())??;
+        let count = |origin: Origin| modules.iter().filter(|module| module.origin == origin).count();
+        let (shipped, cached) = (count(Origin::Shipped), count(Origin::Cache));
         let loaded = Loaded { shipped, cached, compiled: modules.len() - shipped - cached };
         let mut code = Code { kernels: HashMap::new(), modules: Vec::new(), loaded };
-        modules.iter().try_for_each(|module| self.load(module, &mut code))?;
-        Ok(self.code.get_or_init(|| code))
+        let read = modules.iter().try_for_each(|module| self.load(module, &mut code));
+        if read.is_err() {
+            unload(&mut code.modules);
+        }
+        read.map(|()| code)
     }
 
     fn load(&self, module: &Module, code: &mut Code) -> Result<(), KernelError> {
@@ -268,7 +268,14 @@ impl Backend for DriverStream {
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0))
                 .map_err(|error| failed("cuGraphInstantiate", error));
             let _ = result::graph::destroy(graph);
-            made.map(|made| made as u64)
+            let made = made?;
+            // The first replay then takes nothing of the driver that another queue may hold.
+            let uploaded = result::graph::upload(made, self.queue.stream);
+            if let Err(error) = uploaded {
+                let _ = result::graph::exec_destroy(made);
+                return Err(failed("cuGraphUpload", error));
+            }
+            Ok(made as u64)
         }
     }
 
@@ -298,9 +305,7 @@ impl Backend for DriverStream {
                 .result()
                 .map_err(|error| failed("cuDeviceCanAccessPeer", error))?;
             if can == 0 {
-                let reason =
-                    format!("device {} cannot use the memory of device {ordinal}", self.queue.ordinal);
-                return Err(KernelError::NoDevice { reason });
+                return Err(KernelError::NoPeer { device: self.queue.ordinal, peer: ordinal });
             }
             sys::cuCtxEnablePeerAccess(theirs.context, 0).result()
         };
@@ -326,10 +331,17 @@ impl Drop for DriverStream {
     fn drop(&mut self) {
         // A failure was reported to whoever waited for it; kernels that still run have to end before their code goes.
         let _ = self.queue.synchronize();
-        for module in self.code.take().map(|code| code.modules).unwrap_or_default() {
-            // SAFETY: loaded once, and nothing of it runs any more.
-            let _ = unsafe { result::module::unload(module) };
+        if let Some(Ok(mut code)) = self.code.take() {
+            unload(&mut code.modules);
         }
+    }
+}
+
+/// Of a context that is current, and of which nothing runs any more.
+fn unload(modules: &mut Vec<sys::CUmodule>) {
+    for module in modules.drain(..) {
+        // SAFETY: loaded once.
+        let _ = unsafe { result::module::unload(module) };
     }
 }
 

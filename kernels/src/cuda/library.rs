@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
+use crate::gpu;
+
 /// Declares `Functions`: what is called of a library, by these symbols and types.
 macro_rules! functions {
     ($($field:ident: $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty),* $(,)?) => {
@@ -35,7 +37,7 @@ pub(super) use functions;
 pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, PathBuf), String> {
     let places: Vec<PathBuf> = match place {
         Some(place) => vec![place.to_owned()],
-        None => places.iter().map(PathBuf::from).collect(),
+        None => for_driver(places, gpu::driver_major()).iter().map(PathBuf::from).collect(),
     };
     let mut tried = Vec::new();
     for place in places {
@@ -48,9 +50,33 @@ pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, Pa
     Err(tried.join(", "))
 }
 
+/// What is newer than the driver comes last: drivers run what was made for their own major version or an older one.
+fn for_driver<'a>(places: &[&'a str], driver: Option<i32>) -> Vec<&'a str> {
+    let is_newer = |place: &&str| {
+        let major = place.rsplit_once(".so.").and_then(|(_, major)| major.parse::<i32>().ok());
+        major.zip(driver).is_some_and(|(major, driver)| major > driver)
+    };
+    let mut places = places.to_vec();
+    places.sort_by_key(is_newer);
+    places
+}
+
 /// Which file was tried, and what the system's loader said unless it is that there is none.
 fn reason(place: &Path, error: &libloading::Error) -> String {
     let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     let name = place.display();
     if said.contains("No such file") { name.to_string() } else { format!("{name}: {said}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_newer_than_the_driver_is_the_last_choice() {
+        let places = ["libx.so.13", "libx.so.12", "libx.so"];
+        assert_eq!(for_driver(&places, None), places);
+        assert_eq!(for_driver(&places, Some(13)), places);
+        assert_eq!(for_driver(&places, Some(12)), ["libx.so.12", "libx.so", "libx.so.13"]);
+    }
 }

@@ -119,7 +119,10 @@ impl Device {
         // What the library does not take is not refused: the device's own kernels take more.
         if let Some(blas) = blas.filter(|_| dense && blas::Layout::of(&params, activation).is_ok()) {
             // SAFETY: the slices are as long as the shapes say.
-            return unsafe { blas.matmul(&params, activation) };
+            match unsafe { blas.matmul(&params, activation) } {
+                Err(KernelError::NoAlgorithm { .. }) => {}
+                done => return done,
+            }
         }
         let launch = matmul::launch(&params, weights, activation)?;
         // SAFETY: the slices are as long as the shapes say.
@@ -275,7 +278,7 @@ impl Device {
     /// This rank's part of a sum; all ranks put theirs into their queues.
     pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "all_reduce";
-        let AllReduce { input, shares, signals, out, failure, values, patience, rank } = *of;
+        let AllReduce { input, shares, signals, out, failure, values, patience, most_blocks, rank } = *of;
         super::supported(values.is_multiple_of(8), OP, "values", values as u32, || {
             "a multiple of 8".to_owned()
         })?;
@@ -308,7 +311,7 @@ impl Device {
             ranks: ranks as u32,
         };
         let shots = Shots::for_size((values * ACTIVATION_BYTES) as u64, params.ranks);
-        let launch = all_reduce::launch(&params, shots, activation)?;
+        let launch = all_reduce::launch(&params, shots, activation, most_blocks)?;
         // SAFETY: the slices are as long as the shapes say.
         unsafe { self.launch(&launch, &params) }
     }

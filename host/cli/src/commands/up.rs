@@ -174,7 +174,9 @@ fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()
             1 => String::new(),
             replicas => format!(", shared out among {replicas} replicas (at least one each)"),
         };
-        out::line(&format!("  threads {threads}{replicas}"))?;
+        if info.device == "cpu" {
+            out::line(&format!("  threads {threads}{replicas}"))?;
+        }
         out::line(&format!("  memory  on {}: {}", info.device, info.memory))?;
     }
     match data {

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use skep_model::{Batch, CpuExecutor, Executor, ExecutorLimits, LogitRow, MemoryPlan, ModelError, RowOutput};
+use skep_model::{
+    Batch, CpuExecutor, Executor, ExecutorLimits, KernelError, LogitRow, MemoryPlan, ModelError, RowOutput,
+};
 
 /// A test that fails before it opens its gate must not hang.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -89,8 +91,54 @@ impl Breaker {
         Hooked { executor, before }
     }
 
+    /// Returns from a step before it is done, and tells of its failure when its tokens are asked for.
+    pub fn guard_late(&self, executor: CpuExecutor) -> impl Executor + use<> {
+        Late { executor, breaker: self.clone() }
+    }
+
     pub fn set_broken(&self, is_broken: bool) {
         self.0.store(is_broken, Relaxed);
+    }
+}
+
+struct Late {
+    executor: CpuExecutor,
+    breaker: Breaker,
+}
+
+impl Late {
+    fn wait(&self) -> Result<(), ModelError> {
+        match self.breaker.0.load(Relaxed) {
+            true => {
+                Err(KernelError::Driver { call: "wait", reason: "the device is gone".to_string() }.into())
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl Executor for Late {
+    fn limits(&self) -> &ExecutorLimits {
+        self.executor.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        self.executor.forward(batch)?;
+        if batch.logit_rows() == 0 { self.wait() } else { Ok(()) }
+    }
+
+    fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
+        self.wait()?;
+        self.executor.logits(row)
+    }
+
+    fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError> {
+        self.wait()?;
+        self.executor.sample(rows)
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.executor.plan()
     }
 }
 

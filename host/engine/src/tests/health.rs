@@ -61,3 +61,21 @@ async fn requests_go_to_the_replica_that_works() {
         generate(&engine, at_home.clone()).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_failure_that_is_told_with_the_tokens_is_one_of_the_executor() {
+    let breaker = Breaker::default();
+    let engine = Engine::start_replicas(
+        vec![model(1024, |executor| Box::new(breaker.guard_late(executor)))],
+        EngineOptions::default(),
+    )
+    .unwrap();
+    breaker.set_broken(true);
+    for _ in 0..3 {
+        assert!(generate(&engine, greedy("x", 1)).await.is_err());
+    }
+    assert!(engine.problem().unwrap().contains("the device is gone"));
+    breaker.set_broken(false);
+    becomes_ready(&engine).await;
+    generate(&engine, greedy("x", 1)).await.unwrap();
+}

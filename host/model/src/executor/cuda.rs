@@ -52,6 +52,8 @@ pub struct CudaExecutor {
     next_input: usize,
     packed: Vec<u8>,
     draw_input: HostBuffer,
+    /// A draw was begun and not waited for.
+    draws: bool,
     drawn: HostBuffer,
     logit_rows: usize,
     /// The last step.
@@ -70,16 +72,31 @@ impl CudaExecutor {
         &self.stages[self.stages.len() - 1][0]
     }
 
-    /// Puts a part of the step into the queues of all ranks. Its logits begin at row `first`.
-    fn put(&mut self, batch: &Batch, first: usize) -> Result<usize, ModelError> {
-        let step = self.cuts.pack(batch, &mut self.packed);
-        self.copy_inputs(&step)?;
-        self.compute(&step, first)
+    /// Puts a step into the queues of all ranks, or a piece of one whose logits begin at row `first`.
+    fn put(&mut self, batch: &Batch, piece: Option<usize>) -> Result<usize, ModelError> {
+        let step = self.cuts.pack(batch, piece.is_none(), &mut self.packed);
+        let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, piece.unwrap_or(0)));
+        self.all_or_none(put)
+    }
+
+    /// Ranks of which some have a step that others have not would never meet again.
+    fn all_or_none<T>(&mut self, put: Result<T, ModelError>) -> Result<T, ModelError> {
+        if put.is_err() {
+            self.ahead = None;
+            self.logit_rows = 0;
+            self.stalled.set(self.stalled.get().or(Some(0)));
+        }
+        put
     }
 
     /// The same, with the tokens that were drawn last, which only the device knows.
     fn put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let step = self.cuts.pack(batch, &mut self.packed);
+        let put = self.try_put_drawn(batch);
+        self.all_or_none(put)
+    }
+
+    fn try_put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        let step = self.cuts.pack(batch, true, &mut self.packed);
         self.copy_inputs(&step)?;
         let leader = self.leader();
         leader.drawn.record()?;
@@ -93,7 +110,7 @@ impl CudaExecutor {
     }
 
     fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
-        let recorded = first == 0 && self.record(step)?;
+        let recorded = self.record(step)?;
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
             for own in 0..ranks.len() {
@@ -129,17 +146,14 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// All launches of a stage, layer by layer, so that no rank's queue fills up while it waits for another.
+    /// All launches of a stage. Every rank's products of a part come before any rank's sum of it: a rank that waits for another in
+    /// its queue never keeps the other's launches from being made.
     fn launch(&self, stage: usize, step: &Step, first: usize) -> Result<(), ModelError> {
         let ranks = &self.stages[stage];
         let each = || (0..ranks.len()).map(|own| Peers { ranks, own });
-        for peers in each() {
-            begin(peers, step)?;
-        }
-        for layer in 0..ranks[0].weights.layout.layers.len() {
-            for peers in each() {
-                peers.layer(layer, step, stage > 0 || layer > 0)?;
-            }
+        for part in (Peers { ranks, own: 0 }).parts(stage > 0) {
+            each().try_for_each(|peers| peers.compute(part, step))?;
+            each().try_for_each(|peers| peers.add_up(part, step))?;
         }
         each().try_for_each(|peers| self.exit(peers, step, first))
     }
@@ -163,6 +177,21 @@ impl CudaExecutor {
         if is_first || self.recordings.len() == self.most_recordings {
             return Ok(false);
         }
+        match self.recordings_of(step) {
+            Ok(recordings) => {
+                self.recordings.insert(shape, recordings);
+                Ok(true)
+            }
+            Err(error) => {
+                // Launched one by one it may still work; if not, that says why.
+                tracing::warn!(%error, "a step could not be recorded; no more are");
+                self.most_recordings = self.recordings.len();
+                Ok(false)
+            }
+        }
+    }
+
+    fn recordings_of(&self, step: &Step) -> Result<Vec<Vec<Recording>>, ModelError> {
         let mut of_stages = Vec::new();
         for (stage, ranks) in self.stages.iter().enumerate() {
             let mut of_ranks = Vec::new();
@@ -170,9 +199,9 @@ impl CudaExecutor {
                 let peers = Peers { ranks, own };
                 let mut failure = None;
                 let whole = || {
-                    begin(peers, step)?;
-                    for layer in 0..ranks[own].weights.layout.layers.len() {
-                        peers.layer(layer, step, stage > 0 || layer > 0)?;
+                    for part in peers.parts(stage > 0) {
+                        peers.compute(part, step)?;
+                        peers.add_up(part, step)?;
                     }
                     self.exit(peers, step, 0)
                 };
@@ -192,8 +221,11 @@ impl CudaExecutor {
             }
             of_stages.push(of_ranks);
         }
-        self.recordings.insert(shape, of_stages);
-        Ok(true)
+        // What a recording needs of the driver at first must not wait for a rank that waits for another.
+        for rank in self.stages.iter().flatten() {
+            rank.device.synchronize()?;
+        }
+        Ok(of_stages)
     }
 
     /// Waits for the step on all ranks.
@@ -245,6 +277,9 @@ impl CudaExecutor {
         let draw = Draw::pack(rows, vocabulary, &mut packed);
         let count = draw.rows.len();
         if count > 0 {
+            if std::mem::replace(&mut self.draws, true) {
+                self.leader().device.synchronize()?;
+            }
             self.draw_input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
             let stage = self.stages.len() - 1;
             let leader = &self.stages[stage][0];
@@ -285,6 +320,7 @@ impl CudaExecutor {
             return Ok(Vec::new());
         }
         self.leader().known.synchronize()?;
+        self.draws = false;
         let words: Vec<u32> = self.drawn.bytes().chunks_exact(4).map(word).collect();
         let (tokens, failures) = words.split_at(count);
         self.check_meetings(failures.iter().copied().take(self.meeting().count()))?;
@@ -303,11 +339,12 @@ fn can_go_on(rows: &[LogitRow<'_>], next: &Batch) -> bool {
     in_order && rows.len() == next.sequences.len() && next.sequences.iter().all(decodes)
 }
 
-/// What comes before the first layer.
-fn begin(peers: Peers<'_>, step: &Step) -> Result<(), ModelError> {
-    match &peers.rank().weights.layout.entry {
-        Some(table) => peers.enter(table, step),
-        None => Ok(()),
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // A step that was begun may still use what ranks have of each other. What failed was reported.
+        for rank in self.stages.iter().flatten() {
+            let _ = rank.device.synchronize();
+        }
     }
 }
 
@@ -339,10 +376,10 @@ impl Executor for CudaExecutor {
         };
         let mut rows = 0;
         if pieces == 1 {
-            rows = self.put(batch, 0)?;
+            rows = self.put(batch, None)?;
         } else {
             for piece in pipeline::split(batch, pieces) {
-                rows += self.put(&piece, rows)?;
+                rows += self.put(&piece, Some(rows))?;
             }
         }
         self.logit_rows = rows;

@@ -75,6 +75,7 @@ fn all_of_this_is_so_on_a_device_where_there_is_one() {
     ON_A_DEVICE.set(true);
     every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding();
     weights_of_every_format_give_the_logits_of_the_processor();
+    stages_with_windows_of_their_own_see_what_those_say();
     ranks_that_share_layers_and_stages_give_the_same_logits();
     a_sequence_gets_the_same_logits_in_any_company();
     tokens_are_drawn_as_the_processor_draws_them();
@@ -132,19 +133,33 @@ fn weights_of_every_format_give_the_logits_of_the_processor() {
     for dtype in
         [DType::F32, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4K, DType::Q5K, DType::Q6K]
     {
-        let checkpoint = Checkpoint::synthetic(config.clone(), dtype).unwrap();
-        let cuda_options = ExecutorOptions { activations: Some(Activation::F16), ..cuda_options() };
-        let mut cuda = model(&checkpoint, cuda_options, "0", 1).unwrap().executor(0).unwrap();
-        // Not rounded to eight bits before they are multiplied, as the fast tiers do.
-        let cpu_options = ExecutorOptions { kv: KvDtype::F32, isa: Some(Isa::Portable), ..cuda_options };
-        let mut cpu = CpuExecutor::load(&checkpoint, cpu_options).unwrap();
-        for (start, tokens) in [(0, &[7, 300, 11, 999, 5, 64, 2, 8, 1, 77, 31][..]), (11, &[12])] {
-            let batch = Batch { sequences: vec![sequence(tokens, start, 9, LogitsWanted::Last)] };
-            cuda.forward(&batch).unwrap();
-            cpu.forward(&batch).unwrap();
-            let error = relative_error(cuda.logits(0).unwrap(), cpu.logits(0).unwrap());
-            assert!(error < FORMAT_BOUND, "{dtype} at {start}: {error}");
-        }
+        check_beside_processor(config.clone(), dtype, cuda_options());
+    }
+}
+
+#[test]
+fn stages_with_windows_of_their_own_see_what_those_say() {
+    for windows in [vec![None, Some(4)], vec![Some(4), None]] {
+        let config = ModelConfig { windows, ..ModelConfig::shape("tiny").unwrap() };
+        let options = ExecutorOptions { pipeline_parallel: 2, ..cuda_options() };
+        check_beside_processor(config, DType::BF16, options);
+    }
+}
+
+/// Random weights of this shape give what the processor computes, of a prompt and of a token behind it.
+fn check_beside_processor(config: ModelConfig, dtype: DType, options: ExecutorOptions) {
+    let checkpoint = Checkpoint::synthetic(config, dtype).unwrap();
+    let mut cuda = model(&checkpoint, options, "0", 1).unwrap().executor(0).unwrap();
+    // Not rounded to eight bits before they are multiplied, as the fast tiers do.
+    let (kv, isa) = (KvDtype::F32, Some(Isa::Portable));
+    let mut cpu =
+        CpuExecutor::load(&checkpoint, ExecutorOptions { kv, isa, pipeline_parallel: 1, ..options }).unwrap();
+    for (start, tokens) in [(0, &[7, 300, 11, 999, 5, 64, 2, 8, 1, 77, 31][..]), (11, &[12])] {
+        let batch = Batch { sequences: vec![sequence(tokens, start, 9, LogitsWanted::Last)] };
+        cuda.forward(&batch).unwrap();
+        cpu.forward(&batch).unwrap();
+        let error = relative_error(cuda.logits(0).unwrap(), cpu.logits(0).unwrap());
+        assert!(error < FORMAT_BOUND, "{dtype} at {start}: {error}");
     }
 }
 

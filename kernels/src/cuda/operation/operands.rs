@@ -139,6 +139,8 @@ pub struct AllReduce<'a> {
     pub failure: Slice<'a>,
     pub values: usize,
     pub patience: u64,
+    /// The same on all ranks.
+    pub most_blocks: u32,
     pub rank: usize,
 }
 

@@ -123,7 +123,8 @@ fn one(args: &Args) -> Result<Report> {
     }
     let rival = args.against.as_deref().map(Rival::run).transpose()?;
     let mut loaded = args.subject().load(amounts.over(options))?;
-    let ceilings = Ceilings::of(&loaded, &options, amounts.prompt.clamp(1, options.max_batch_tokens))?;
+    let step = loaded.executor.limits().max_batch_tokens;
+    let ceilings = Ceilings::of(&loaded, &options, amounts.prompt.clamp(1, step))?;
     let times = measure(&mut loaded, amounts)?;
     let (prefill, decode) = shares(&loaded, amounts, times, &ceilings);
     let (load, memory) = (Load::of(&loaded), *loaded.executor.plan());

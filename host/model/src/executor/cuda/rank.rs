@@ -24,8 +24,9 @@ use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 
-/// How often a rank looks for the others before it gives up, for each microsecond that it may wait.
-const LOOKS_PER_US: u64 = 10;
+/// How often a rank looks for the others before it gives up, for each microsecond that it may wait: a look goes through the memory
+/// of another device.
+const LOOKS_PER_US: u64 = 1;
 
 pub(super) struct Rank {
     pub(super) device: Device,
@@ -61,10 +62,17 @@ pub(super) struct Shape {
     pub(super) activation: Activation,
     /// Microseconds that ranks wait for each other.
     pub(super) patience_us: u64,
+    /// In which a rank may wait for others: they keep the device from what those still compute.
+    pub(super) meeting_blocks: u32,
 }
 
 impl Shape {
-    pub(super) fn new(config: &ModelConfig, activation: Activation, patience_us: u64) -> Self {
+    pub(super) fn new(
+        config: &ModelConfig,
+        activation: Activation,
+        patience_us: u64,
+        meeting_blocks: u32,
+    ) -> Self {
         Shape {
             hidden: config.hidden_size,
             head_size: config.head_size,
@@ -76,6 +84,7 @@ impl Shape {
             },
             activation,
             patience_us,
+            meeting_blocks,
         }
     }
 }
@@ -192,6 +201,20 @@ impl Rank {
     }
 }
 
+/// What a rank computes before it needs what the others have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Entry,
+    /// `adds` says that what the layer before projected is still to be added.
+    Attention {
+        index: usize,
+        adds: bool,
+    },
+    FeedForward {
+        index: usize,
+    },
+}
+
 /// The ranks that share each weight of one stage, seen from one of them.
 #[derive(Clone, Copy)]
 pub(super) struct Peers<'a> {
@@ -235,30 +258,27 @@ impl<'a> Peers<'a> {
             failure: rank.failure()?,
             values,
             patience: shape.patience_us.saturating_mul(LOOKS_PER_US),
+            most_blocks: shape.meeting_blocks,
             rank: self.own,
         };
         Ok(rank.device.all_reduce(&reduce, shape.activation)?)
     }
 
-    /// Puts the vectors of the step's tokens into the hidden rows.
-    pub(super) fn enter(self, table: &TokenPlace, step: &Step) -> Result<(), ModelError> {
+    /// Puts the vectors of the step's tokens into the hidden rows, or those of its part of the vocabulary where they are added up.
+    fn enter(self, table: &TokenPlace, step: &Step) -> Result<(), ModelError> {
         let rank = self.rank();
-        let Shape { hidden, vocabulary, activation, .. } = rank.shape;
-        let whole = table.matrix.outputs == vocabulary;
-        let place = &rank.places.hidden;
-        let out = if whole { rank.hidden(step.rows)? } else { self.sum_part(step.rows, place)? };
+        let Shape { hidden, activation, .. } = rank.shape;
         let embedding = Embedding {
             tokens: rank.array(&step.tokens)?,
             table: rank.weights.slice(&table.matrix.data)?,
             format: table_format(table.matrix.weights, activation),
-            out,
+            out: self.sum_part(step.rows, &rank.places.hidden)?,
             rows: size(step.rows)?,
             width: size(hidden)?,
             first: size(table.first)?,
             count: size(table.matrix.outputs)?,
         };
-        rank.device.embedding(&embedding, activation)?;
-        if whole { Ok(()) } else { self.sum(step.rows, place) }
+        Ok(rank.device.embedding(&embedding, activation)?)
     }
 
     /// Takes over the rows of the stage before.
@@ -270,22 +290,45 @@ impl<'a> Peers<'a> {
         Ok(rank.handed_on.record()?)
     }
 
-    /// One layer. `adds` says that what the layer before projected is still to be added.
-    pub(super) fn layer(self, index: usize, step: &Step, adds: bool) -> Result<(), ModelError> {
-        let rank = self.rank();
-        let layer = &rank.weights.layout.layers[index];
-        let rows = step.rows;
-        let adds = adds.then(|| rank.projected(rows)).transpose()?;
-        let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
-        let attended = rank.attend(index, layer, step, normed)?;
-        let projected = self.sum_part(rows, &rank.places.projected)?;
+    /// The parts of a step between which ranks add up what they have, in order.
+    pub(super) fn parts(self, follows: bool) -> impl Iterator<Item = Part> {
+        let layout = &self.rank().weights.layout;
+        let entry = layout.entry.is_some().then_some(Part::Entry);
+        let layers = (0..layout.layers.len()).flat_map(move |index| {
+            [Part::Attention { index, adds: follows || index > 0 }, Part::FeedForward { index }]
+        });
+        entry.into_iter().chain(layers)
+    }
+
+    /// This rank's products of a part.
+    pub(super) fn compute(self, part: Part, step: &Step) -> Result<(), ModelError> {
+        let (rank, rows) = (self.rank(), step.rows);
+        let layout = &rank.weights.layout;
+        let projected = || self.sum_part(rows, &rank.places.projected);
         let hidden = rank.shape.hidden;
-        rank.multiply(&layer.output, attended, rows, projected, hidden, Sums::Activations)?;
-        self.sum(rows, &rank.places.projected)?;
-        let normed = rank.norm(Some(rank.projected(rows)?), rank.hidden(rows)?, &layer.mlp_norm, rows)?;
-        let gated = rank.gate(layer, rows, normed)?;
-        rank.multiply(&layer.down, gated, rows, projected, hidden, Sums::Activations)?;
-        self.sum(rows, &rank.places.projected)
+        match part {
+            Part::Entry => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
+            Part::Attention { index, adds } => {
+                let layer = &layout.layers[index];
+                let adds = adds.then(|| rank.projected(rows)).transpose()?;
+                let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
+                let attended = rank.attend(index, layer, step, normed)?;
+                rank.multiply(&layer.output, attended, rows, projected()?, hidden, Sums::Activations)
+            }
+            Part::FeedForward { index } => {
+                let layer = &layout.layers[index];
+                let adds = Some(rank.projected(rows)?);
+                let normed = rank.norm(adds, rank.hidden(rows)?, &layer.mlp_norm, rows)?;
+                let gated = rank.gate(layer, rows, normed)?;
+                rank.multiply(&layer.down, gated, rows, projected()?, hidden, Sums::Activations)
+            }
+        }
+    }
+
+    /// Adds up what all ranks have of a part.
+    pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
+        let places = &self.rank().places;
+        self.sum(step.rows, if part == Part::Entry { &places.hidden } else { &places.projected })
     }
 
     /// The logits of the wanted rows, or this rank's part of each, from row `first` of the leader's.

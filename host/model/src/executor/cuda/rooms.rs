@@ -67,7 +67,8 @@ impl Sizes {
         limits: &crate::executor::ExecutorLimits,
         layout: &Layout,
     ) -> Self {
-        let mut windows: Vec<Option<usize>> = layout.layers.iter().map(|layer| layer.window).collect();
+        // Those of all stages: a step is planned once for all.
+        let mut windows = config.windows.clone();
         windows.sort_unstable();
         windows.dedup();
         let most = bucket(limits.max_sequences);

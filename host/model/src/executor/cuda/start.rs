@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use skep_kernels::Isa;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
+use skep_kernels::{Isa, KernelError};
 
 use super::CudaExecutor;
 use super::layout::{Layout, activation_of};
@@ -25,10 +25,16 @@ use crate::error::ModelError;
 use crate::executor::limits::limits;
 use crate::executor::{ExecutorOptions, KvDtype, Ordinals, option};
 use crate::memory_plan::MemoryPlan;
+use crate::sampling::{LogitRow, SampleRow, Sampling};
 use crate::shard::{self, Shard};
 
-/// Of each device's memory, for recordings and what the driver takes while it runs: one part of so many.
-const SPARE_SHARE: u64 = 100;
+/// Of a device's memory for each rank on it, for recordings and what the driver takes while it runs.
+fn spare(total: u64) -> u64 {
+    (total / 100).max((256 << 20).min(total / 32))
+}
+
+/// Queues that a device works on at the same time.
+const MOST_SEATS: usize = 8;
 /// Rows that the products of a step keep a device busy with.
 const STEP_TOKENS: usize = 2048;
 /// What a driver takes for the launches of a step of some dozens of layers, at most.
@@ -80,8 +86,10 @@ impl<'a> CudaModel<'a> {
         let options = ExecutorOptions { max_batch_tokens, ..options };
         limits(checkpoint.config(), &options)?;
         if options.kv != KvDtype::F16 {
-            let problem =
-                format!("{} keys and values are for the processor; a CUDA device keeps 16 bits", options.kv);
+            let problem = format!(
+                "{} keys and values are for the processor; a CUDA device keeps 16 bits: use f16",
+                options.kv
+            );
             return Err(option("kv", problem));
         }
         let config = checkpoint.config();
@@ -104,7 +112,15 @@ impl<'a> CudaModel<'a> {
             return Err(option("device", problem));
         }
         let ordinals = devices.iter().collect();
-        Ok(CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() })
+        let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() };
+        let seats = model.most_seats();
+        if options.tensor_parallel > 1 && seats > MOST_SEATS {
+            let problem = format!(
+                "{seats} ranks on one device would wait for each other; it runs {MOST_SEATS} at once"
+            );
+            return Err(option("device", problem));
+        }
+        Ok(model)
     }
 
     /// The executor of a replica; they are made in order.
@@ -116,8 +132,10 @@ impl<'a> CudaModel<'a> {
                     .collect()
             })
             .collect::<Result<_, ModelError>>()?;
-        for begun in stages.iter().flatten() {
-            for other in stages.iter().flatten() {
+        // Ranks of a stage add up in each other's memory; between stages the driver copies.
+        for ranks in &stages {
+            for (begun, other) in ranks.iter().flat_map(|begun| ranks.iter().map(move |other| (begun, other)))
+            {
                 begun.device.reach(&other.device)?;
             }
         }
@@ -132,18 +150,27 @@ impl<'a> CudaModel<'a> {
         limits.step_tokens = STEP_TOKENS;
         let mut plan = MemoryPlan::default();
         let last = stages.len() - 1;
-        let cuts = self.cuts(&stages[last][0], pages);
+        let mut cuts = cuts(
+            &stages[last][0].device,
+            &stages[last][0].sizes,
+            &stages[last][0].weights.layout,
+            pages as u32,
+        );
+        // Every rank has room for as many pieces as the least of them runs at once.
+        let multiprocessors =
+            stages.iter().flatten().map(|begun| begun.device.multiprocessors()).min().unwrap_or(1);
+        cuts.blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        let meeting_blocks = self.meeting_blocks(multiprocessors);
         let mut finished = Vec::new();
         for (stage, begun) in stages.into_iter().enumerate() {
-            let ranks = begun
-                .into_iter()
-                .enumerate()
-                .map(|(rank, begun)| self.finish(begun, pages, stage == last && rank == 0, &mut plan));
+            let ranks = begun.into_iter().enumerate().map(|(rank, begun)| {
+                self.finish(begun, pages, stage == last && rank == 0, meeting_blocks, &mut plan)
+            });
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
         let ranks = finished.iter().flatten().count();
         let most_recordings =
-            (plan.graph_bytes / ranks as u64 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
+            (plan.graph_bytes / ranks as u64 / 2 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
         let leader = &finished[last][0];
         let most_inputs = leader.places.inputs.len();
         let draw = leader.places.draw.as_ref().map_or(0, |draw| draw.inputs.len());
@@ -163,6 +190,7 @@ impl<'a> CudaModel<'a> {
             next_input: 0,
             packed: Vec::new(),
             draw_input,
+            draws: false,
             drawn,
             logit_rows: 0,
             step: Batch::default(),
@@ -172,7 +200,12 @@ impl<'a> CudaModel<'a> {
             limits,
             plan,
         };
-        executor.try_steps(pages as u32)?;
+        if let Err(error) = executor.try_steps(pages as u32) {
+            let ModelError::Kernel(KernelError::Cublas { .. }) = &error else { return Err(error) };
+            tracing::warn!(%error, "dense weights are multiplied by Skep's own kernels");
+            executor.stages.iter_mut().flatten().for_each(|rank| rank.blas = None);
+            executor.try_steps(pages as u32)?;
+        }
         Ok(executor)
     }
 
@@ -214,16 +247,6 @@ impl<'a> CudaModel<'a> {
         layers * stage / stages..layers * (stage + 1) / stages
     }
 
-    fn cuts(&self, begun: &Begun, pages: usize) -> Cuts {
-        let mut cuts = cuts(&begun.device, &begun.sizes, &begun.weights.layout, pages as u32);
-        // A stage may have windows that the last one has not.
-        let windows = &self.checkpoint.config().windows;
-        cuts.windows = windows.clone();
-        cuts.windows.sort_unstable();
-        cuts.windows.dedup();
-        cuts
-    }
-
     /// Pages that every rank can hold: those that were asked for, or what the devices have left once all replicas have what
     /// else they need.
     fn page_count(&self, replica: usize, stages: &[Vec<Begun>]) -> Result<usize, ModelError> {
@@ -236,7 +259,9 @@ impl<'a> CudaModel<'a> {
             };
             let users = here(replica..self.replicas);
             let rooms = self.rooms_bytes(begun) as u64;
-            let left = memory.free.saturating_sub(memory.total / SPARE_SHARE).saturating_sub(rooms * users);
+            // Nobody takes what is spare, so that of replicas which run already is still free.
+            let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
+            let left = memory.free.saturating_sub(spare).saturating_sub(rooms.saturating_mul(users));
             let pages = left / users.max(1) / begun.sizes.page_bytes().max(1) as u64;
             most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
         }
@@ -258,6 +283,18 @@ impl<'a> CudaModel<'a> {
         }
     }
 
+    /// Half of a device is left to what ranks still compute while others wait for them.
+    fn meeting_blocks(&self, multiprocessors: u32) -> u32 {
+        (multiprocessors / 2 / self.most_seats() as u32).max(1)
+    }
+
+    /// Ranks of all replicas on the device that has most of them.
+    fn most_seats(&self) -> usize {
+        let seats = || (0..self.replicas).flat_map(|replica| self.seats(replica));
+        let on = |ordinal: usize| seats().filter(|seat| seat.ordinal == ordinal).count();
+        self.ordinals.iter().map(|ordinal| on(*ordinal)).max().unwrap_or(1)
+    }
+
     fn seats(&self, replica: usize) -> impl Iterator<Item = Seat> {
         (0..self.options.pipeline_parallel).flat_map(move |stage| {
             (0..self.options.tensor_parallel).map(move |rank| self.seat(replica, stage, rank))
@@ -276,6 +313,7 @@ impl<'a> CudaModel<'a> {
         begun: Begun,
         pages: usize,
         draws: bool,
+        meeting_blocks: u32,
         plan: &mut MemoryPlan,
     ) -> Result<Rank, ModelError> {
         let rooms_bytes = self.rooms_bytes(&begun);
@@ -293,10 +331,12 @@ impl<'a> CudaModel<'a> {
         plan.weight_bytes += weights.layout.bytes as u64;
         plan.activation_bytes += rooms_bytes as u64;
         plan.kv_bytes += kv_bytes as u64;
-        plan.graph_bytes += device.memory()?.total / SPARE_SHARE;
+        plan.graph_bytes += spare(device.memory()?.total);
+        // Others write into its rooms as soon as they run.
+        device.synchronize()?;
         let patience_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
         Ok(Rank {
-            shape: Shape::new(config, weights.layout.activation, patience_us),
+            shape: Shape::new(config, weights.layout.activation, patience_us, meeting_blocks),
             done: device.event()?,
             drawn: device.event()?,
             known: device.event()?,
@@ -327,18 +367,31 @@ impl CudaExecutor {
         names.join(", ")
     }
 
-    /// A step of each kind on a page that nobody reads: what a kernel does not take is known from here on.
+    /// Steps of each kind on a page that nobody reads, and draws: what a kernel does not take is known from here on.
     fn try_steps(&mut self, spare_page: u32) -> Result<(), ModelError> {
-        let sequence = |tokens: usize| BatchSequence {
-            tokens: vec![0; tokens],
-            start: 0,
-            pages: vec![PageId(spare_page)],
-            logits: LogitsWanted::Last,
-        };
-        for tokens in [2, 1] {
-            self.put(&Batch { sequences: vec![sequence(tokens)] }, 0)?;
+        let most = self.leader().sizes.logit_rows;
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        // Many rows, few, and one: launched, recorded and replayed.
+        for tokens in [PAGE_TOKENS, 2, 1, 1, 1] {
+            let logits = LogitsWanted::Tail(tokens.min(most));
+            let pages = vec![PageId(spare_page)];
+            let sequence = BatchSequence { tokens: vec![0; tokens], start: 0, pages, logits };
+            self.logit_rows = self.put(&Batch { sequences: vec![sequence] }, None)?;
             self.finish()?;
+            let row = SampleRow {
+                row: 0,
+                sampling: &greedy,
+                seed: 0,
+                step: 0,
+                mask: None,
+                banned: &[],
+                prompt: &[],
+                output: &[],
+                top_logprobs: None,
+            };
+            self.draw(&[LogitRow::Sample(row)], None)?;
         }
+        self.logit_rows = 0;
         Ok(())
     }
 }

@@ -89,15 +89,15 @@ impl Cuts {
         arrays.saturating_add(tables)
     }
 
-    /// Packs a step. `room` is cleared.
-    pub(super) fn pack(&self, batch: &Batch, room: &mut Vec<u8>) -> Step {
+    /// Packs a step, or a piece of one, which has no shape: its logits have their place behind those of others. `room` is cleared.
+    pub(super) fn pack(&self, batch: &Batch, is_whole: bool, room: &mut Vec<u8>) -> Step {
         let (decoded, others): (Vec<_>, Vec<_>) =
             batch.sequences.iter().enumerate().partition(|(_, sequence)| sequence.tokens.len() == 1);
         let all_wanted = batch.sequences.iter().all(|sequence| sequence.logit_rows() == 1);
         let only_decodes = others.iter().all(|(_, sequence)| sequence.tokens.is_empty());
         let pages = batch.sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0);
         let stride = stride(pages);
-        let shape = (only_decodes && all_wanted && !decoded.is_empty())
+        let shape = (is_whole && only_decodes && all_wanted && !decoded.is_empty())
             .then(|| DecodeShape { rows: bucket(decoded.len()), stride });
         let padding = shape.map_or(0, |shape| shape.rows - decoded.len());
         let ordered: Vec<_> = decoded.iter().chain(&others).copied().collect();
@@ -261,7 +261,7 @@ mod tests {
             ],
         };
         let mut bytes = Vec::new();
-        let step = cuts().pack(&batch, &mut bytes);
+        let step = cuts().pack(&batch, true, &mut bytes);
         assert_eq!((step.rows, step.decoded, step.logit_rows, step.shape), (6, 1, 3, None));
         assert_eq!(words(&bytes, &step.tokens), [7, 1, 2, 3, 4, 5]);
         assert_eq!(words(&bytes, &step.positions), [40, 15, 16, 17, 0, 1]);
@@ -280,7 +280,7 @@ mod tests {
         let step = |starts: &[usize]| {
             let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
             let mut bytes = Vec::new();
-            (cuts().pack(&Batch { sequences }, &mut bytes), bytes)
+            (cuts().pack(&Batch { sequences }, true, &mut bytes), bytes)
         };
         let (three, bytes) = step(&[0, 900, 33]);
         let (four, _) = step(&[1, 2, 3, 1000]);

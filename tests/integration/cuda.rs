@@ -1,9 +1,12 @@
 //! The default model on a GPU, where there is one: what it finds likeliest is what the processor finds likeliest, whole and divided
 //! among ranks on one device. `SKEP_REQUIRE_GPU=1` makes the absence of a GPU a failure.
 
+use std::path::PathBuf;
+
 use skep_kernels::gpu;
 use skep_model::{
-    Batch, BatchSequence, ExecutorOptions, LoadedModel, LogitsWanted, PAGE_TOKENS, PageId, SpecialTokens,
+    Batch, BatchSequence, ExecutorOptions, KernelFolders, LoadedModel, LogitsWanted, PAGE_TOKENS, PageId,
+    SpecialTokens,
 };
 
 use crate::harness::model_path;
@@ -42,8 +45,11 @@ fn likeliest(logits: &[f32]) -> usize {
 
 /// Of every token of the prompt: the first half at once, the others one by one.
 fn logits(device: &str, tensor_parallel: usize, pipeline_parallel: usize) -> Vec<Vec<f32>> {
+    // Kernels are compiled once for all of these.
+    let cache = Box::leak(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cubins").into_boxed_path());
     let options = ExecutorOptions {
         device: device.parse().unwrap(),
+        kernels: KernelFolders { cache: Some(cache), shipped: None },
         kv_tokens: Some(256),
         tensor_parallel,
         pipeline_parallel,
