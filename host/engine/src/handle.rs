@@ -152,7 +152,9 @@ impl Engine {
             add_bos: first.config.add_bos,
             replicas: models.len(),
             device: devices(&models),
-            memory: MemoryPlan::of_replicas(models.iter().map(|model| model.executor.plan())),
+            memory: MemoryPlan::of_replicas(
+                models.iter().map(|model| (model.device.as_str(), model.executor.plan())),
+            ),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());

@@ -1,5 +1,6 @@
 //! What memory a loaded model takes, decided before any of it is allocated.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
@@ -15,14 +16,18 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What executors take together that share their weights.
-    pub fn of_replicas<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> MemoryPlan {
-        plans.into_iter().fold(MemoryPlan::default(), |sum, plan| MemoryPlan {
-            weight_bytes: sum.weight_bytes.max(plan.weight_bytes),
-            activation_bytes: sum.activation_bytes.saturating_add(plan.activation_bytes),
-            graph_bytes: sum.graph_bytes.saturating_add(plan.graph_bytes),
-            kv_bytes: sum.kv_bytes.saturating_add(plan.kv_bytes),
-        })
+    /// What executors take together. Those of one place share their weights.
+    pub fn of_replicas<'a>(plans: impl IntoIterator<Item = (&'a str, &'a MemoryPlan)>) -> MemoryPlan {
+        let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut sum = MemoryPlan::default();
+        for (place, plan) in plans {
+            let shared = weights.entry(place).or_default();
+            *shared = plan.weight_bytes.max(*shared);
+            sum.activation_bytes = sum.activation_bytes.saturating_add(plan.activation_bytes);
+            sum.graph_bytes = sum.graph_bytes.saturating_add(plan.graph_bytes);
+            sum.kv_bytes = sum.kv_bytes.saturating_add(plan.kv_bytes);
+        }
+        MemoryPlan { weight_bytes: weights.values().sum(), ..sum }
     }
 
     pub fn total_bytes(&self) -> u64 {
@@ -61,9 +66,11 @@ mod tests {
     }
 
     #[test]
-    fn replicas_count_their_weights_once() {
+    fn replicas_of_one_place_count_their_weights_once() {
         let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1, graph_bytes: 2 };
         let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3, graph_bytes: 6 };
-        assert_eq!(MemoryPlan::of_replicas(&[plan; 3]), together);
+        assert_eq!(MemoryPlan::of_replicas([("cpu", &plan); 3]), together);
+        let apart = MemoryPlan::of_replicas([("cuda:0", &plan), ("cuda:1", &plan), ("cuda:1", &plan)]);
+        assert_eq!(apart, MemoryPlan { weight_bytes: 200, ..together });
     }
 }

@@ -129,6 +129,7 @@ fn one(args: &Args) -> Result<Report> {
     let (prefill, decode) = shares(&loaded, amounts, times, &ceilings);
     let (load, memory) = (Load::of(&loaded), *loaded.executor.plan());
     let against = rival.zip(decode).map(|(rival, decode)| rival.beside(decode.tok_per_s));
+    let kv = if loaded.device == "cpu" { options.kv.to_string() } else { "16-bit".to_owned() };
     let Amounts { prompt, generate, depth, batch, repeat } = amounts;
     Ok(Report {
         model: loaded.name,
@@ -140,7 +141,7 @@ fn one(args: &Args) -> Result<Report> {
         depth,
         batch,
         repeat,
-        kv: options.kv.to_string(),
+        kv,
         load,
         memory,
         ceilings: ceilings.into(),
