@@ -44,17 +44,7 @@ fn greedy(tensor_parallel: usize, pipeline_parallel: usize) -> Vec<u32> {
         model.executor.forward(&Batch { sequences: vec![sequence] }).unwrap();
         computed = end;
         if end == tokens.len() {
-            let row = SampleRow {
-                row: 0,
-                sampling: &sampling,
-                seed: 0,
-                step: 0,
-                mask: None,
-                banned: &[],
-                prompt: &[],
-                output: &[],
-                top_logprobs: None,
-            };
+            let row = SampleRow::plain(0, &sampling);
             tokens.push(model.executor.sample(&[LogitRow::Sample(row)]).unwrap()[0].token);
         }
     }

@@ -22,9 +22,11 @@ use std::time::Duration;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use skep_kernels::Isa;
 use skep_kernels::cuda::Activation;
+use skep_kernels::cuda::compile::Compiler;
 
 use crate::batch::Batch;
 use crate::error::ModelError;
@@ -128,6 +130,14 @@ pub struct KernelFolders {
     pub cache: Option<&'static Path>,
     /// Those that came with the binary.
     pub shipped: Option<&'static Path>,
+}
+
+impl KernelFolders {
+    /// What takes kernels out of them, and compiles those that are in none.
+    pub fn compiler(&self) -> Arc<Compiler> {
+        let owned = |folder: Option<&Path>| folder.map(Path::to_owned);
+        Arc::new(Compiler::when_needed(None, owned(self.cache)).with_shipped(owned(self.shipped)))
+    }
 }
 
 /// How to load a model.

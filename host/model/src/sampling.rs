@@ -108,6 +108,23 @@ pub struct SampleRow<'a> {
     pub top_logprobs: Option<u32>,
 }
 
+impl<'a> SampleRow<'a> {
+    /// The first draw of a row that has no history, nothing that is not allowed, and no log-probabilities.
+    pub fn plain(row: usize, sampling: &'a Sampling) -> Self {
+        SampleRow {
+            row,
+            sampling,
+            seed: 0,
+            step: 0,
+            mask: None,
+            banned: &[],
+            prompt: &[],
+            output: &[],
+            top_logprobs: None,
+        }
+    }
+}
+
 /// Scores a given token.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoreRow {
@@ -320,17 +337,7 @@ mod tests {
     use super::*;
 
     fn row<'a>(sampling: &'a Sampling, step: u64) -> SampleRow<'a> {
-        SampleRow {
-            row: 0,
-            sampling,
-            seed: 7,
-            step,
-            mask: None,
-            banned: &[],
-            prompt: &[],
-            output: &[],
-            top_logprobs: None,
-        }
+        SampleRow { seed: 7, step, ..SampleRow::plain(0, sampling) }
     }
 
     fn drawn(logits: &[f32], sampling: &Sampling, draws: u64) -> Vec<u32> {

@@ -261,20 +261,7 @@ mod tests {
     const BF16: Activation = Activation::Bf16;
 
     fn dense(rows: u32, inputs: u32, outputs: u32) -> MatmulParams {
-        MatmulParams {
-            x: Address(0x10_0000),
-            weights: Address(0x20_0000),
-            scales: Address::NONE,
-            bias: Address::NONE,
-            y: Address(0x30_0000),
-            rows,
-            inputs,
-            outputs,
-            y_stride: outputs,
-            sums: Sums::Activations,
-            scale_rows: 0,
-            scale_columns: 0,
-        }
+        MatmulParams::dense([0x10_0000, 0x20_0000, 0x30_0000].map(Address), [rows, inputs, outputs])
     }
 
     #[test]

@@ -5,17 +5,17 @@
 
 use half::{bf16, f16};
 
+use super::Activation;
 use super::blas::Blas;
 use super::device::{Device, DeviceBuffer};
-use super::matmul::{MatmulParams, Sums};
-use super::{Activation, Address};
+use super::matmul::MatmulParams;
+use super::operation::ACTIVATION_BYTES;
 use crate::KernelError;
 
 /// Several times the L2 cache of any device.
 const FAR_BEYOND_L2_BYTES: usize = 512 << 20;
 /// Of an address that every kernel is content with.
 const ALIGNMENT_BYTES: usize = 256;
-const ACTIVATION_BYTES: usize = 2;
 /// Values that are put into memory again and again: with zeros a device draws less power, and is faster than with a model.
 const PATTERN_VALUES: usize = 1 << 20;
 /// Of which the median is taken.
@@ -57,20 +57,7 @@ pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, Kern
     let ms = median_ms(device, || {
         let at = weights.slice().part(next * one..(next + 1) * one)?;
         next = (next + 1) % copies;
-        let params = MatmulParams {
-            x: x.address(),
-            weights: at.address(),
-            scales: Address::NONE,
-            bias: Address::NONE,
-            y: y.address(),
-            rows,
-            inputs,
-            outputs,
-            y_stride: outputs,
-            sums: Sums::Activations,
-            scale_rows: 0,
-            scale_columns: 0,
-        };
+        let params = MatmulParams::dense([x.address(), at.address(), y.address()], [rows, inputs, outputs]);
         // SAFETY: the buffers are as long as the shapes say, and are kept until the queue has been waited for.
         unsafe { blas.matmul(&params, activation) }
     });

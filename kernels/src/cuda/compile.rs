@@ -69,8 +69,7 @@ impl Compiler {
 
     /// That there is what the modules come from, so that its absence is known before anything else is done.
     pub fn check(&self, architecture: Architecture) -> Result<(), KernelError> {
-        let shipped = self.shipped.as_deref().map(shipped::complete).unwrap_or_default();
-        match shipped.contains(&architecture) {
+        match self.shipped.as_deref().is_some_and(|folder| shipped::is_complete(folder, architecture)) {
             true => Ok(()),
             false => self.nvrtc()?.check_architecture(architecture),
         }

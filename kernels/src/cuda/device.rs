@@ -204,11 +204,11 @@ impl Device {
     }
 
     /// Remembers what `work` puts into the queue instead of doing it.
-    pub fn record(
+    pub fn record<E: From<KernelError>>(
         &self,
         buffers: Vec<Arc<DeviceBuffer>>,
-        work: impl FnOnce() -> Result<(), KernelError>,
-    ) -> Result<Recording, KernelError> {
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Recording, E> {
         self.backend.begin_recording()?;
         let worked = work();
         let recorded = self.backend.end_recording();

@@ -30,6 +30,26 @@ pub struct MatmulParams {
     pub scale_columns: u32,
 }
 
+impl MatmulParams {
+    /// Of rows `[rows, inputs]`, plain weights `[outputs, inputs]` and their products `[rows, outputs]`, without a bias.
+    pub fn dense([x, weights, y]: [Address; 3], [rows, inputs, outputs]: [u32; 3]) -> Self {
+        MatmulParams {
+            x,
+            weights,
+            scales: Address::NONE,
+            bias: Address::NONE,
+            y,
+            rows,
+            inputs,
+            outputs,
+            y_stride: outputs,
+            sums: Sums::Activations,
+            scale_rows: 0,
+            scale_columns: 0,
+        }
+    }
+}
+
 /// What a product is stored as.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

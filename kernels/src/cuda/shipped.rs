@@ -70,10 +70,12 @@ pub fn module(folder: &Path, source: Source, architecture: Architecture) -> Opti
 
 /// The architectures for which nothing lacks in the set in this folder.
 pub fn complete(folder: &Path) -> Vec<Architecture> {
-    let is_complete = |architecture: &Architecture| {
-        SOURCES.iter().all(|source| read(folder, *source, *architecture).is_some())
-    };
-    Architecture::ALL.into_iter().filter(is_complete).collect()
+    Architecture::ALL.into_iter().filter(|architecture| is_complete(folder, *architecture)).collect()
+}
+
+/// Whether all modules for an architecture are there.
+pub(super) fn is_complete(folder: &Path, architecture: Architecture) -> bool {
+    SOURCES.iter().all(|source| read(folder, *source, architecture).is_some())
 }
 
 pub(super) fn read(folder: &Path, source: Source, architecture: Architecture) -> Option<Compiled> {

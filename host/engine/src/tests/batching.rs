@@ -3,8 +3,8 @@
 use futures::future::join_all;
 use skep_model::Sampling;
 
-use super::fixture::{collect, engine, engine_with, generate, greedy};
-use crate::{Engine, EngineOptions, GenerateRequest};
+use super::fixture::{engine, engine_with, generate, greedy, ids_together};
+use crate::{EngineOptions, GenerateRequest};
 
 fn requests() -> Vec<GenerateRequest> {
     let prompts = [
@@ -28,15 +28,10 @@ async fn alone(request: GenerateRequest) -> Vec<u32> {
     generate(&engine(), request).await.unwrap().ids
 }
 
-async fn together(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Vec<u32>> {
-    let streams: Vec<_> = requests.into_iter().map(|request| engine.generate(request).unwrap()).collect();
-    join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap().ids).collect()
-}
-
 #[tokio::test]
 async fn output_does_not_depend_on_the_batch() {
     let expected = join_all(requests().into_iter().map(alone)).await;
-    assert_eq!(together(&engine(), requests()).await, expected);
+    assert_eq!(ids_together(&engine(), &requests()).await, expected);
 }
 
 #[tokio::test]
@@ -45,7 +40,7 @@ async fn output_does_not_depend_on_how_prefill_is_cut() {
     for step_tokens in [8, 17, 64] {
         let engine =
             engine_with(4096, EngineOptions { step_tokens: Some(step_tokens), ..EngineOptions::default() });
-        assert_eq!(together(&engine, requests()).await, expected, "{step_tokens} tokens per step");
+        assert_eq!(ids_together(&engine, &requests()).await, expected, "{step_tokens} tokens per step");
     }
 }
 
@@ -54,7 +49,7 @@ async fn preempted_sequences_go_on_where_they_were() {
     let requests = || (0..6).map(|n| greedy(&format!("request {n} of several"), 150)).collect::<Vec<_>>();
     let expected = join_all(requests().into_iter().map(alone)).await;
     let engine = engine_with(256, EngineOptions::default());
-    assert_eq!(together(&engine, requests()).await, expected);
+    assert_eq!(ids_together(&engine, &requests()).await, expected);
     assert!(engine.stats().preemptions > 0, "the pool was too large for the test to mean anything");
 }
 

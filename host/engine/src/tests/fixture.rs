@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use futures::future::join_all;
 use serde_json::json;
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, Sampling,
@@ -124,6 +125,16 @@ impl Generated {
     pub fn reason(&self) -> &FinishReason {
         &self.finished.reason
     }
+}
+
+/// What requests that run at the same time give, in their order.
+pub async fn together(engine: &Engine, requests: &[GenerateRequest]) -> Vec<Generated> {
+    let streams: Vec<_> = requests.iter().map(|request| engine.generate(request.clone()).unwrap()).collect();
+    join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap()).collect()
+}
+
+pub async fn ids_together(engine: &Engine, requests: &[GenerateRequest]) -> Vec<Vec<u32>> {
+    together(engine, requests).await.into_iter().map(|run| run.ids).collect()
 }
 
 pub async fn collect(mut stream: TokenStream) -> Result<Generated, EngineError> {

@@ -1,9 +1,7 @@
 //! The next step is begun before its tokens are known, and no output tells.
 
-use futures::future::join_all;
-
 use super::executors::Ahead;
-use super::fixture::{collect, generate, greedy, model};
+use super::fixture::{generate, greedy, ids_together, model};
 use crate::{Engine, EngineOptions, GenerateRequest, Speculation};
 
 fn engine(kv_tokens: usize, speculation: Speculation) -> (Engine, Ahead) {
@@ -12,11 +10,6 @@ fn engine(kv_tokens: usize, speculation: Speculation) -> (Engine, Ahead) {
     let options = EngineOptions { speculation, ..EngineOptions::default() };
     let model = model(kv_tokens, move |executor| Box::new(watched.watch(executor)));
     (Engine::start(model, options).expect("the engine starts"), ahead)
-}
-
-async fn together(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Vec<u32>> {
-    let streams: Vec<_> = requests.into_iter().map(|request| engine.generate(request).unwrap()).collect();
-    join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap().ids).collect()
 }
 
 fn requests() -> Vec<GenerateRequest> {
@@ -38,12 +31,12 @@ async fn a_sequence_alone_is_begun_again_at_once_for_each_token_but_the_first_an
 #[tokio::test]
 async fn outputs_are_those_of_an_engine_that_waits() {
     let plain = super::fixture::engine();
-    let expected = together(&plain, requests()).await;
+    let expected = ids_together(&plain, &requests()).await;
     for (kv_tokens, speculation) in
         [(4096, Speculation::Off), (256, Speculation::Off), (4096, Speculation::prompt_lookup())]
     {
         let (engine, ahead) = engine(kv_tokens, speculation);
-        assert_eq!(together(&engine, requests()).await, expected, "{kv_tokens} {speculation:?}");
+        assert_eq!(ids_together(&engine, &requests()).await, expected, "{kv_tokens} {speculation:?}");
         assert!(ahead.counts().used > 0, "{kv_tokens} {speculation:?}: {:?}", ahead.counts());
     }
 }

@@ -1,10 +1,9 @@
 //! Drafts change how many steps an output takes, and nothing else.
 
-use futures::future::join_all;
 use serde_json::json;
 use skep_model::Sampling;
 
-use super::fixture::{EOS, Generated, collect, engine_with, generate, greedy};
+use super::fixture::{EOS, Generated, engine_with, generate, greedy, together};
 use crate::{
     Constraint, DraftLimits, Engine, EngineOptions, EngineStats, FinishReason, GenerateRequest, Speculation,
 };
@@ -43,11 +42,6 @@ fn drawn(seed: u64) -> GenerateRequest {
 fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32, Vec<Option<u32>>) {
     let logprobs = run.logprobs.iter().map(|l| l.as_ref().map(|l| l.id)).collect();
     (&run.text, &run.ids, run.reason(), run.finished.usage.forced_tokens, logprobs)
-}
-
-async fn together(engine: &Engine, requests: &[GenerateRequest]) -> Vec<Generated> {
-    let streams: Vec<_> = requests.iter().map(|request| engine.generate(request.clone()).unwrap()).collect();
-    join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap()).collect()
 }
 
 /// Runs the requests one after the other with and without drafts; gives the totals with them.

@@ -16,12 +16,12 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 
 use skep_kernels::Isa;
-use skep_kernels::KernelError;
 use skep_kernels::cuda::device::{HostBuffer, Recording};
 use skep_kernels::cuda::operation::Sample;
 use skep_kernels::cuda::sample::NONE;
 
 use super::limits::check;
+use super::step_logits::no_row;
 use super::{Executor, ExecutorLimits, pipeline};
 use crate::batch::{Batch, BatchSequence};
 use crate::communicator::RankFault;
@@ -110,7 +110,8 @@ impl CudaExecutor {
     }
 
     fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
-        let recorded = self.record(step)?;
+        self.record(step);
+        let recordings = step.shape.and_then(|shape| self.recordings.get(&shape));
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
             for own in 0..ranks.len() {
@@ -121,7 +122,7 @@ impl CudaExecutor {
                     ranks[own].device.wait(&next[own].handed_on)?;
                 }
             }
-            match step.shape.filter(|_| recorded).and_then(|shape| self.recordings.get(&shape)) {
+            match recordings {
                 Some(recordings) => recordings[stage].iter().try_for_each(Recording::replay)?,
                 None => self.launch(stage, step, first)?,
             }
@@ -166,27 +167,19 @@ impl CudaExecutor {
         }
     }
 
-    /// Records a step of a shape that was launched before: what has to be planned or loaded for it was. Whether there is a
-    /// recording of it.
-    fn record(&mut self, step: &Step) -> Result<bool, ModelError> {
-        let Some(shape) = step.shape else { return Ok(false) };
-        if self.recordings.contains_key(&shape) {
-            return Ok(true);
-        }
+    /// Records a step of a shape that was launched before: what has to be planned or loaded for it was.
+    fn record(&mut self, step: &Step) {
+        let Some(shape) = step.shape.filter(|shape| !self.recordings.contains_key(shape)) else { return };
         let is_first = self.launched.insert(shape);
         if is_first || self.recordings.len() == self.most_recordings {
-            return Ok(false);
+            return;
         }
         match self.recordings_of(step) {
-            Ok(recordings) => {
-                self.recordings.insert(shape, recordings);
-                Ok(true)
-            }
+            Ok(recordings) => drop(self.recordings.insert(shape, recordings)),
             Err(error) => {
                 // Launched one by one it may still work; if not, that says why.
                 tracing::warn!(%error, "a step could not be recorded; no more are");
                 self.most_recordings = self.recordings.len();
-                Ok(false)
             }
         }
     }
@@ -197,7 +190,6 @@ impl CudaExecutor {
             let mut of_ranks = Vec::new();
             for own in 0..ranks.len() {
                 let peers = Peers { ranks, own };
-                let mut failure = None;
                 let whole = || {
                     for part in peers.parts(stage > 0) {
                         peers.compute(part, step)?;
@@ -207,17 +199,7 @@ impl CudaExecutor {
                 };
                 // Those of all ranks: they write to each other's.
                 let buffers = self.stages.iter().flatten().flat_map(Rank::buffers).collect();
-                let recording = ranks[own].device.record(buffers, || {
-                    whole().map_err(|error| {
-                        let reason = error.to_string();
-                        failure = Some(error);
-                        KernelError::Driver { call: "record", reason }
-                    })
-                });
-                of_ranks.push(match failure {
-                    Some(error) => return Err(error),
-                    None => recording?,
-                });
+                of_ranks.push(ranks[own].device.record(buffers, whole)?);
             }
             of_stages.push(of_ranks);
         }
@@ -234,17 +216,12 @@ impl CudaExecutor {
             rank.device.synchronize()?;
         }
         let mut words = Vec::new();
-        for rank in self.meeting() {
-            let mut word = [0; 4];
-            rank.device.read(rank.failure()?, &mut word)?;
-            words.push(u32::from_le_bytes(word));
+        for rank in meeting(&self.stages) {
+            let mut bytes = [0; 4];
+            rank.device.read(rank.failure()?, &mut bytes)?;
+            words.push(word(&bytes));
         }
         self.check_meetings(words)
-    }
-
-    /// Ranks that share the weights of a stage with others.
-    fn meeting(&self) -> impl Iterator<Item = &Rank> {
-        self.stages.iter().filter(|ranks| ranks.len() > 1).flatten()
     }
 
     /// What the ranks say that meet others: 1 + the rank that did not come, or 0.
@@ -258,10 +235,10 @@ impl CudaExecutor {
 
     /// Makes anew what ranks meet in, once all have come back from the step that failed.
     fn reconnect(&mut self) -> Result<(), ModelError> {
-        for rank in self.meeting() {
+        for rank in meeting(&self.stages) {
             rank.device.synchronize()?;
         }
-        for rank in self.meeting() {
+        for rank in meeting(&self.stages) {
             rank.forget_meetings()?;
             rank.device.synchronize()?;
         }
@@ -302,8 +279,7 @@ impl CudaExecutor {
             };
             leader.device.sample(&sample)?;
             leader.device.download(tokens, &mut self.drawn, 0)?;
-            let meeting = self.stages.iter().filter(|ranks| ranks.len() > 1).flatten();
-            for (at, rank) in meeting.enumerate() {
+            for (at, rank) in meeting(&self.stages).enumerate() {
                 leader.device.download(rank.failure()?, &mut self.drawn, (count + at) * 4)?;
             }
             leader.known.record()?;
@@ -323,9 +299,14 @@ impl CudaExecutor {
         self.draws = false;
         let words: Vec<u32> = self.drawn.bytes().chunks_exact(4).map(word).collect();
         let (tokens, failures) = words.split_at(count);
-        self.check_meetings(failures.iter().copied().take(self.meeting().count()))?;
+        self.check_meetings(failures.iter().copied().take(meeting(&self.stages).count()))?;
         Ok(draw.rows.into_iter().zip(tokens.iter().copied()).collect())
     }
+}
+
+/// Ranks that share the weights of a stage with others.
+fn meeting(stages: &[Vec<Rank>]) -> impl Iterator<Item = &Rank> {
+    stages.iter().filter(|ranks| ranks.len() > 1).flatten()
 }
 
 fn word(bytes: &[u8]) -> u32 {
@@ -357,15 +338,15 @@ impl Executor for CudaExecutor {
         self.logit_rows = 0;
         self.logits.take();
         check(batch, &self.limits)?;
-        let ahead = self.ahead.take().filter(|ahead| ahead == batch && self.stalled.get().is_none());
+        let ahead = self.ahead.take();
         if self.stalled.get().is_some() {
             self.reconnect()?;
-        }
-        self.step.clone_from(batch);
-        if ahead.is_some() {
-            self.logit_rows = batch.logit_rows();
+        } else if let Some(ahead) = ahead.filter(|ahead| ahead == batch) {
+            self.logit_rows = ahead.logit_rows();
+            self.step = ahead;
             return Ok(());
         }
+        self.step.clone_from(batch);
         let tokens = batch.token_count();
         if tokens == 0 {
             return Ok(());
@@ -389,8 +370,7 @@ impl Executor for CudaExecutor {
 
     fn logits(&self, row: usize) -> Result<&[f32], ModelError> {
         if row >= self.logit_rows {
-            let problem = format!("logit row {row} of a step with {} rows", self.logit_rows);
-            return Err(ModelError::Batch { problem });
+            return Err(no_row(row, self.logit_rows));
         }
         let width = self.limits.vocabulary_size;
         let all = match self.logits.get() {
@@ -453,8 +433,7 @@ impl CudaExecutor {
         next: Option<&Batch>,
     ) -> Result<Vec<RowOutput>, ModelError> {
         if let Some(row) = rows.iter().find(|row| row.row() >= self.logit_rows) {
-            let problem = format!("logit row {} of a step with {} rows", row.row(), self.logit_rows);
-            return Err(ModelError::Batch { problem });
+            return Err(no_row(row.row(), self.logit_rows));
         }
         let mut outputs: Vec<Option<RowOutput>> = vec![None; rows.len()];
         for (index, token) in self.draw(rows, next)? {

@@ -255,24 +255,12 @@ fn tokens_are_drawn_as_the_processor_draws_them() {
     let expected = draw(Isa::detect(), executor.logits(2).unwrap(), &score).unwrap();
     assert_eq!(scored, [expected]);
     let greedy = &samplings[0];
-    let none = SampleRow { mask: Some(&[]), ..sample_of(greedy) };
+    let none = SampleRow { mask: Some(&[]), ..SampleRow::plain(0, greedy) };
     let error = executor.sample(&[LogitRow::Sample(none)]).unwrap_err().to_string();
     assert!(error.contains("leave no token"), "{error}");
-    assert!(executor.sample(&[LogitRow::Sample(SampleRow { row: 4, ..sample_of(greedy) })]).is_err());
-}
-
-fn sample_of(sampling: &Sampling) -> SampleRow<'_> {
-    SampleRow {
-        row: 0,
-        sampling,
-        seed: 0,
-        step: 0,
-        mask: None,
-        banned: &[],
-        prompt: &[],
-        output: &[],
-        top_logprobs: None,
-    }
+    assert!(
+        executor.sample(&[LogitRow::Sample(SampleRow { row: 4, ..SampleRow::plain(0, greedy) })]).is_err()
+    );
 }
 
 #[test]
@@ -291,7 +279,7 @@ fn greedy_tokens_are_those_of_the_processor() {
             start += next.len();
             cuda.forward(&batch).unwrap();
             cpu.forward(&batch).unwrap();
-            let row = LogitRow::Sample(sample_of(&greedy));
+            let row = LogitRow::Sample(SampleRow::plain(0, &greedy));
             let found = cuda.sample(std::slice::from_ref(&row)).unwrap()[0].token;
             let logits = cpu.logits(0).unwrap();
             let largest = logits.iter().fold(f32::MIN, |a, b| a.max(*b));
@@ -321,7 +309,7 @@ fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_
         let sampling = Sampling { temperature: 0.7, ..Sampling::default() };
         let rows = |step: u64| {
             [0, 1].map(|row| {
-                LogitRow::Sample(SampleRow { row, seed: row as u64, step, ..sample_of(&sampling) })
+                LogitRow::Sample(SampleRow { row, seed: row as u64, step, ..SampleRow::plain(0, &sampling) })
             })
         };
         for step in 0..8usize {
@@ -359,9 +347,9 @@ fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun
     };
     executor.forward(&decode(&ids, 0)).unwrap();
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-    let good = LogitRow::Sample(SampleRow { row: 1, ..sample_of(&greedy) });
+    let good = LogitRow::Sample(SampleRow { row: 1, ..SampleRow::plain(0, &greedy) });
     let expected = executor.sample(std::slice::from_ref(&good)).unwrap();
-    let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..sample_of(&greedy) });
+    let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..SampleRow::plain(0, &greedy) });
     let error = executor.sample_then(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
     assert!(error.to_string().contains("leave no token"), "{error}");
     assert_eq!(executor.sample(&[good]).unwrap(), expected);
@@ -381,11 +369,11 @@ fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_ane
     // Nobody waits at all, so whoever comes first is alone.
     patience(&mut executor, 0);
     executor.forward(&batch(20)).unwrap();
-    let error = executor.sample(&[LogitRow::Sample(sample_of(&greedy))]).unwrap_err();
+    let error = executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap_err();
     assert!(matches!(error, ModelError::Rank { fault: RankFault::Stalled { .. }, .. }), "{error}");
     patience(&mut executor, usual);
     executor.forward(&batch(21)).unwrap();
-    executor.sample(&[LogitRow::Sample(sample_of(&greedy))]).unwrap();
+    executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap();
     let width = exact.len() / ids.len();
     let error = relative_error(executor.logits(0).unwrap(), &exact[20 * width..][..width]);
     assert!(error < BOUND, "{error}");

@@ -1,9 +1,7 @@
 //! Executors where they were asked for: on CUDA devices, or on the processor.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 
-use skep_kernels::cuda::compile::Compiler;
 use skep_kernels::cuda::device::Device;
 use skep_kernels::gpu;
 
@@ -72,10 +70,7 @@ fn on_devices(
     replicas: NonZeroUsize,
     devices: Ordinals,
 ) -> Result<Vec<PlacedExecutor>, ModelError> {
-    let folders = options.kernels;
-    let cache = folders.cache.map(std::path::Path::to_owned);
-    let shipped = folders.shipped.map(std::path::Path::to_owned);
-    let compiler = Arc::new(Compiler::when_needed(None, cache).with_shipped(shipped));
+    let compiler = options.kernels.compiler();
     let open = move |ordinal| Ok(Device::open(ordinal, &compiler)?);
     let mut model = CudaModel::new(checkpoint, options, devices, replicas.get(), Box::new(open))?;
     (0..replicas.get())

@@ -7,6 +7,11 @@ use crate::error::ModelError;
 use crate::layers::compute;
 use crate::sampling::{LogitRow, RowOutput, draw};
 
+/// Of a row that the last step has not.
+pub(super) fn no_row(row: usize, rows: usize) -> ModelError {
+    ModelError::Batch { problem: format!("logit row {row} of a step with {rows} rows") }
+}
+
 pub(super) struct StepLogits {
     values: Vec<f32>,
     width: usize,
@@ -40,8 +45,7 @@ impl StepLogits {
 
     pub(super) fn row(&self, row: usize) -> Result<&[f32], ModelError> {
         if row >= self.rows {
-            let problem = format!("logit row {row} of a step with {} rows", self.rows);
-            return Err(ModelError::Batch { problem });
+            return Err(no_row(row, self.rows));
         }
         Ok(&self.values[row * self.width..][..self.width])
     }

@@ -378,17 +378,7 @@ impl CudaExecutor {
             let sequence = BatchSequence { tokens: vec![0; tokens], start: 0, pages, logits };
             self.logit_rows = self.put(&Batch { sequences: vec![sequence] }, None)?;
             self.finish()?;
-            let row = SampleRow {
-                row: 0,
-                sampling: &greedy,
-                seed: 0,
-                step: 0,
-                mask: None,
-                banned: &[],
-                prompt: &[],
-                output: &[],
-                top_logprobs: None,
-            };
+            let row = SampleRow::plain(0, &greedy);
             self.draw(&[LogitRow::Sample(row)], None)?;
         }
         self.logit_rows = 0;

@@ -1,13 +1,9 @@
 //! How fast the place where a model runs can be, as measured there in the same run.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use anyhow::Result;
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::ceilings::{Gemm, copy_gb_per_s, gemm_tflops};
-use skep_kernels::cuda::compile::Compiler;
 use skep_kernels::cuda::device::Device;
 use skep_kernels::{Isa, KernelError, arithmetic, bandwidth};
 use skep_model::{DType, DeviceChoice, ExecutorOptions, ModelConfig, Ordinals, physical_cores};
@@ -64,9 +60,7 @@ impl Ceilings {
         options: &ExecutorOptions,
         rows: usize,
     ) -> Result<Self, KernelError> {
-        let cache = options.kernels.cache.map(Path::to_owned);
-        let shipped = options.kernels.shipped.map(Path::to_owned);
-        let compiler = Arc::new(Compiler::when_needed(None, cache).with_shipped(shipped));
+        let compiler = options.kernels.compiler();
         let (mut read_gb_per_s, mut ops_per_s) = (0.0, Some(0.0));
         for ordinal in devices.iter() {
             let device = Device::open(ordinal, &compiler)?;

@@ -122,17 +122,7 @@ impl Bench<'_> {
         for step in 0..count {
             let start = depth + step;
             self.loaded.executor.forward(&self.decode_step(&next, start))?;
-            let sample = |row: usize| SampleRow {
-                row,
-                sampling: &greedy,
-                seed: 0,
-                step: step as u64,
-                mask: None,
-                banned: &[],
-                prompt: &[],
-                output: &[],
-                top_logprobs: None,
-            };
+            let sample = |row: usize| SampleRow { step: step as u64, ..SampleRow::plain(row, &greedy) };
             let rows: Vec<_> = (0..batch).map(|row| LogitRow::Sample(sample(row))).collect();
             let chosen = match step + 1 < count {
                 // Its tokens are those that are drawn now.
