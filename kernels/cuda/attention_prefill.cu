@@ -5,6 +5,13 @@
 // sums stay in registers; scores become the left side of the second product without leaving them.
 //
 // Each key and value is read once for 64 rows: 4 · rows · context · head_size operations a head, the floor.
+//
+// Tiles of keys begin at multiples of their length, and one that a row does not see leaves the row's state as it is: what a row
+// gets depends on its own position, keys and values alone, not on the rows that share its block.
+//
+// Where a row has to get the same bits however many blocks work on it, `attention_ordered` does the same with splits of fixed
+// length, each with a state of its own, which are joined from the first to the last: by one block that takes them all, or by `attention_join`, if each split
+// of a row has a block. A total that one block joins to waits in `states` meanwhile.
 #include "device.cuh"
 #include "ptx/mma.cuh"
 
@@ -18,9 +25,13 @@ constexpr int KEYS = HEAD_SIZE > 128 ? 32 : 64;
 // 64 rows, or fewer, of one sequence.
 struct QueryTile {
     uint32_t first_row;      // in the batch
-    uint32_t rows;
+    uint32_t rows;           // none: there is nothing to do
     uint32_t first_position; // of its first row
     uint32_t sequence;       // whose page table
+    uint32_t first_key;      // the begin of a split
+    uint32_t last_key;       // exclusive; keys that a row does not see do not count
+    uint32_t place;          // of the state of its first row; the others follow
+    uint32_t is_part;        // its states are joined with those of other keys
 };
 
 struct AttentionPrefillParams {
@@ -30,14 +41,51 @@ struct AttentionPrefillParams {
     void* out;                   // [rows, heads, head_size]
     const uint32_t* page_tables; // [sequences, table_stride]
     const QueryTile* tiles;
+    float* states;               // [places, heads, head_size + 2]: o, m, d; none without splits
     uint32_t q_stride;
     uint32_t table_stride;
     uint32_t page_size;
     uint32_t heads;
     uint32_t kv_heads;
     uint32_t window;             // positions that a row sees, itself included; 0: all before it
+    uint32_t split_keys;         // of a split, a multiple of a tile; `attention_ordered` alone has splits
     float scale;
 };
+
+// The parts of one row, in the order of their keys.
+struct Join {
+    uint32_t row;   // in the batch
+    uint32_t place; // of the first part; the others follow
+    uint32_t parts; // none: there is nothing to do
+};
+
+struct AttentionJoinParams {
+    const float* states;
+    const Join* joins;
+    void* out;                   // [rows, heads, head_size]
+    uint32_t heads;
+    uint32_t head_size;
+};
+
+// What two states have of the sums (o) of their join.
+struct Shares {
+    float of_total;
+    float of_split;
+};
+
+// Joins the weights (m, d) of a split to those of a total. One that has seen nothing changes nothing.
+SKEP_DEVICE Shares join_weights(float& most, float& weight, float split_most, float split_weight) {
+    const float larger = fmaxf(most, split_most);
+    const Shares shares = {most == -INFINITY ? 0.0f : __expf(add_rounded(most, -larger)),
+                           split_most == -INFINITY ? 0.0f : __expf(add_rounded(split_most, -larger))};
+    most = larger;
+    weight = add_rounded(weight * shares.of_total, split_weight * shares.of_split);
+    return shares;
+}
+
+SKEP_DEVICE float joined(Shares shares, float total, float split) {
+    return add_rounded(total * shares.of_total, split * shares.of_split);
+}
 
 // Rows of a tile in shared memory are this much longer, so that the rows of an 8×8 tile lie in different banks.
 constexpr int PAD = 8;
@@ -58,13 +106,16 @@ SKEP_DEVICE void load_keys_or_values(const AttentionPrefillParams& p, const void
     }
 }
 
-// Grid: (tiles, heads). Block: PREFILL_WARPS warps.
-template <typename T, int HEAD_SIZE>
+// Grid: (tiles, heads). Block: PREFILL_WARPS warps. Shared: TILE_ROWS + 4 · KEYS rows of HEAD_SIZE + PAD.
+template <typename T, int HEAD_SIZE, bool HAS_SPLITS>
 SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     constexpr int TILE_KEYS = KEYS<HEAD_SIZE>;
     constexpr int STRIDE = HEAD_SIZE + PAD;
     constexpr int STEPS = HEAD_SIZE / 16;
     const QueryTile tile = p.tiles[blockIdx.x];
+    if (tile.rows == 0) {
+        return;
+    }
     const uint32_t head = blockIdx.y;
     const uint32_t kv_head = head / (p.heads / p.kv_heads);
     const uint32_t lane = threadIdx.x % WARP;
@@ -76,10 +127,12 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     T* const keys = queries + TILE_ROWS * STRIDE;
     T* const values = keys + 2 * TILE_KEYS * STRIDE;
 
-    const uint32_t end = tile.first_position + tile.rows;
-    uint32_t begin = 0;
+    const uint32_t seen_end = tile.first_position + tile.rows;
+    const uint32_t end = HAS_SPLITS && tile.last_key < seen_end ? tile.last_key : seen_end;
+    uint32_t begin = HAS_SPLITS ? tile.first_key : 0;
     if (p.window > 0 && tile.first_position + 1 > p.window) {
-        begin = (tile.first_position + 1 - p.window) / TILE_KEYS * TILE_KEYS;
+        const uint32_t seen = (tile.first_position + 1 - p.window) / TILE_KEYS * TILE_KEYS;
+        begin = seen > begin ? seen : begin;
     }
     constexpr int CHUNKS = HEAD_SIZE / 8;
     for (uint32_t i = threadIdx.x; i < TILE_ROWS * CHUNKS; i += blockDim.x) {
@@ -98,8 +151,66 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     float most[2] = {-INFINITY, -INFINITY};
     float weight[2] = {0.0f, 0.0f};
     const uint32_t row = warp * 16 + lane / 4;
+
+    // What the splits before this one have together: o in `states`, m and d here.
+    bool has_total = false;
+    float total_most[2] = {-INFINITY, -INFINITY};
+    float total_weight[2] = {0.0f, 0.0f};
+    const auto state_of = [&](int i) {
+        const uint64_t place = static_cast<uint64_t>(tile.place) + row + i * 8;
+        return p.states + (place * p.heads + head) * (HEAD_SIZE + 2);
+    };
+    // Ends a split: its state is that of all keys so far.
+    const auto end_split = [&] {
+        for (int i = 0; i < 2; ++i) {
+            for (int distance = 1; distance < 4; distance *= 2) {
+                weight[i] = add_rounded(weight[i], __shfl_xor_sync(ALL_LANES, weight[i], distance));
+            }
+            if (!HAS_SPLITS || !has_total || row + i * 8 >= tile.rows) {
+                continue;
+            }
+            const Shares shares = join_weights(total_most[i], total_weight[i], most[i], weight[i]);
+            most[i] = total_most[i];
+            weight[i] = total_weight[i];
+            const float* total = state_of(i) + 2 * (lane % 4);
+            for (int column = 0; column < 2 * STEPS; ++column) {
+                for (int j = 0; j < 2; ++j) {
+                    float& sum = sums[column][2 * i + j];
+                    sum = joined(shares, total[column * 8 + j], sum);
+                }
+            }
+        }
+    };
+    const auto store_sums = [&] {
+        for (int i = 0; i < 2; ++i) {
+            if (row + i * 8 >= tile.rows) {
+                continue;
+            }
+            float* total = state_of(i) + 2 * (lane % 4);
+            for (int column = 0; column < 2 * STEPS; ++column) {
+                total[column * 8] = sums[column][2 * i];
+                total[column * 8 + 1] = sums[column][2 * i + 1];
+            }
+        }
+    };
     int stage = 0;
     for (uint32_t first = begin; first < end; first += TILE_KEYS) {
+        if (HAS_SPLITS && first > begin && first % p.split_keys == 0) {
+            end_split();
+            store_sums();
+            has_total = true;
+            for (int i = 0; i < 2; ++i) {
+                total_most[i] = most[i];
+                total_weight[i] = weight[i];
+                most[i] = -INFINITY;
+                weight[i] = 0.0f;
+            }
+            for (int column = 0; column < 2 * STEPS; ++column) {
+                for (int i = 0; i < 4; ++i) {
+                    sums[column][i] = 0.0f;
+                }
+            }
+        }
         const uint32_t next = first + TILE_KEYS;
         if (next < end) {
             const int other = (stage ^ 1) * TILE_KEYS * STRIDE;
@@ -144,15 +255,15 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
                 larger[i] = fmaxf(larger[i], __shfl_xor_sync(ALL_LANES, larger[i], distance));
             }
             // A row that has seen nothing yet has nothing to keep.
-            kept[i] = most[i] == -INFINITY ? 0.0f : __expf(most[i] - larger[i]);
+            kept[i] = most[i] == -INFINITY ? 0.0f : __expf(add_rounded(most[i], -larger[i]));
             most[i] = larger[i];
             weight[i] *= kept[i];
         }
         for (int column = 0; column < TILE_KEYS / 8; ++column) {
             for (int i = 0; i < 4; ++i) {
                 float& score = scores[column][i];
-                score = score == -INFINITY ? 0.0f : __expf(score - most[i / 2]);
-                weight[i / 2] += score;
+                score = score == -INFINITY ? 0.0f : __expf(add_rounded(score, -most[i / 2]));
+                weight[i / 2] = add_rounded(weight[i / 2], score);
             }
         }
         for (int column = 0; column < 2 * STEPS; ++column) {
@@ -179,10 +290,18 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         __syncthreads();
         stage ^= 1;
     }
-    for (int i = 0; i < 2; ++i) {
-        for (int distance = 1; distance < 4; distance *= 2) {
-            weight[i] += __shfl_xor_sync(ALL_LANES, weight[i], distance);
+    // If there was no key, what was begun has not been waited for.
+    copy_wait<0>();
+    end_split();
+    if (HAS_SPLITS && tile.is_part != 0) {
+        store_sums();
+        for (int i = 0; i < 2; ++i) {
+            if (lane % 4 == 0 && row + i * 8 < tile.rows) {
+                state_of(i)[HEAD_SIZE] = most[i];
+                state_of(i)[HEAD_SIZE + 1] = weight[i];
+            }
         }
+        return;
     }
     for (int column = 0; column < 2 * STEPS; ++column) {
         for (int i = 0; i < 2; ++i) {
@@ -197,9 +316,45 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     }
 }
 
+// Grid: (joins, heads).
+template <typename T>
+SKEP_DEVICE void attention_join(const AttentionJoinParams& p) {
+    const Join join = p.joins[blockIdx.x];
+    if (join.parts == 0) {
+        return;
+    }
+    const uint32_t head = blockIdx.y;
+    const uint32_t width = p.head_size + 2;
+    const uint64_t stride = static_cast<uint64_t>(p.heads) * width;
+    const float* states = p.states + (static_cast<uint64_t>(join.place) * p.heads + head) * width;
+    T* out = static_cast<T*>(p.out) + (static_cast<uint64_t>(join.row) * p.heads + head) * p.head_size;
+    for (uint32_t i = threadIdx.x; i < p.head_size; i += blockDim.x) {
+        float sum = states[i];
+        float most = states[p.head_size];
+        float weight = states[p.head_size + 1];
+        for (uint32_t part = 1; part < join.parts; ++part) {
+            const float* split = states + part * stride;
+            const Shares shares = join_weights(most, weight, split[p.head_size], split[p.head_size + 1]);
+            sum = joined(shares, sum, split[i]);
+        }
+        out[i] = from_float<T>(sum * (weight > 0.0f ? 1.0f / weight : 0.0f));
+    }
+}
+
+SKEP_KERNEL(attention_join_bf16, AttentionJoinParams) {
+    attention_join<bf16>(p);
+}
+
+SKEP_KERNEL(attention_join_f16, AttentionJoinParams) {
+    attention_join<f16>(p);
+}
+
 #define ATTENTION_PREFILL(T, HEAD_SIZE)                                                                        \
     SKEP_KERNEL_BOUNDED(attention_prefill_##HEAD_SIZE##_##T, AttentionPrefillParams, PREFILL_WARPS * WARP) {   \
-        attention_prefill<T, HEAD_SIZE>(p);                                                                    \
+        attention_prefill<T, HEAD_SIZE, false>(p);                                                             \
+    }                                                                                                          \
+    SKEP_KERNEL_BOUNDED(attention_ordered_##HEAD_SIZE##_##T, AttentionPrefillParams, PREFILL_WARPS * WARP) {   \
+        attention_prefill<T, HEAD_SIZE, true>(p);                                                              \
     }
 
 #define ATTENTION_PREFILL_ALL(T) \

@@ -5,6 +5,9 @@
 // Weights are rounded to the format of the activations.
 //
 // Weights are read once for ROWS rows: few rows have small tiles, so that a decode batch does not multiply zeros.
+//
+// Every product is added up sixteen inputs at a time, from the first to the last, by the same instruction, in tiles of either
+// size: what a row gets does not depend on how many rows there are, or on which of them it is.
 #include "device.cuh"
 #include "formats/weights.cuh"
 #include "ptx/mma.cuh"

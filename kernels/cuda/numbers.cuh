@@ -33,6 +33,15 @@ SKEP_DEVICE float bits_float(uint32_t bits) {
 #endif
 }
 
+// A sum that no compiler fuses with a product: kernels that are to agree, and rows that a thread treats alike, get the same bits.
+SKEP_DEVICE float add_rounded(float a, float b) {
+#if defined(__CUDACC_RTC__)
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
 SKEP_DEVICE float to_float(float value) {
     return value;
 }

@@ -25,6 +25,8 @@ mod random;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
+#[cfg(test)]
+mod same_bits;
 pub mod softmax;
 pub mod swiglu;
 

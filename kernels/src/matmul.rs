@@ -352,3 +352,5 @@ fn run_task(
 #[cfg(test)]
 #[path = "matmul_tests.rs"]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::random_weights;

@@ -17,6 +17,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// Below `count`, which is not 0.
+    pub(crate) fn below(&mut self, count: usize) -> usize {
+        (self.next_u64() % count as u64) as usize
+    }
+
     /// Uniform in -1..1.
     pub(crate) fn signed(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0

@@ -95,6 +95,11 @@ impl ChatTemplate {
     }
 }
 
+/// JSON on one line as templates spell it, and so as models have mostly seen it: with a space after `,` and `:`.
+pub fn spelled_json(value: &serde_json::Value) -> String {
+    json::Layout::new(None).dump(value)
+}
+
 /// A text with a bound.
 struct Bounded {
     bytes: Vec<u8>,

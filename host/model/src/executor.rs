@@ -13,6 +13,8 @@ mod model_weights;
 mod pipeline;
 mod placed;
 mod rank;
+#[cfg(test)]
+mod same_bits;
 mod sharded;
 mod step_logits;
 mod threads;
@@ -166,6 +168,10 @@ pub struct ExecutorOptions {
     pub pipeline_parallel: usize,
     /// How long ranks wait for each other while none makes any progress: longer than a layer takes for a full step.
     pub rank_deadline: Duration,
+    /// On CUDA devices, only kernels that compute a row in one order, and no cuBLASLt: a row's logits have the same bits whatever
+    /// else is in its step, however its prompt was cut into steps, and whatever came from the cache. They are those of one file,
+    /// architecture, format of activations and count of ranks. The processor needs not be told.
+    pub deterministic: bool,
 }
 
 impl Default for ExecutorOptions {
@@ -185,6 +191,7 @@ impl Default for ExecutorOptions {
             tensor_parallel: 1,
             pipeline_parallel: 1,
             rank_deadline: Duration::from_secs(10),
+            deterministic: false,
         }
     }
 }

@@ -29,7 +29,7 @@ mod weights;
 pub mod verify;
 
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
-pub use chat_template::ChatTemplate;
+pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor};
 pub use communicator::RankFault;
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};

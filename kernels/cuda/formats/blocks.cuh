@@ -1,5 +1,6 @@
 // The quantised formats of weights: a row is a sequence of blocks, and of a block eight neighbouring values at a time become
-// floats. Layouts are those of GGUF, of packed 4-bit integers in groups of 32, and of FP8.
+// floats. Layouts are those of GGUF, of packed 4-bit integers in groups of 32, and of FP8. A weight is the same float in every
+// kernel, and on the processor.
 #pragma once
 
 #include "device.cuh"
@@ -39,7 +40,7 @@ struct Q4_1 {
         const uint8_t* quants = block + 4 + first % 16;
         for (int i = 0; i < 8; ++i) {
             const int quant = first < 16 ? quants[i] & 0xf : quants[i] >> 4;
-            out[i] = static_cast<float>(quant) * scale + least;
+            out[i] = add_rounded(static_cast<float>(quant) * scale, least);
         }
     }
 };
@@ -78,7 +79,7 @@ struct Q4_K {
         const uint8_t* quants = block + 16 + group / 2 * 32 + first % 32;
         for (int i = 0; i < 8; ++i) {
             const int quant = group % 2 == 0 ? quants[i] & 0xf : quants[i] >> 4;
-            out[i] = static_cast<float>(quant) * step - offset;
+            out[i] = add_rounded(static_cast<float>(quant) * step, -offset);
         }
     }
 };

@@ -1,6 +1,11 @@
-//! Attention of a few query rows over a range of KV pages, with a running softmax.
+//! Attention of a few query rows over a range of KV pages, with a softmax that is merged block by block.
 //!
-//! Invariant: each K and V value is read once for all rows of the call, which share one KV head.
+//! Invariant: a row's result has the same bits whatever rows share its call and whoever computes which block. Its
+//! positions are cut into blocks of [`BLOCK`] at absolute multiples of it. Of a block it forms the largest score `m`, the
+//! sum `d` of the weights `exp(score - m)`, in each lane over pages in order and then over lanes, and the values `o`, which
+//! are weighted sums over positions in order. Blocks are merged into the running `(M, D, O)` from the first one on:
+//! `N = max(M, m)`, `a = exp(M - N)`, `b = exp(m - N)`, `(N, d b + D a, o b + O a)`. A block that a row does not see changes
+//! nothing. Each K and V value is read once for all rows of the call, which share one KV head.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,8 +16,10 @@ use super::simd::{Simd, exp};
 
 /// Query rows of one call at most.
 pub(crate) const MAX_ROWS: usize = 8;
-/// Pages between two updates of the running softmax.
-const SPAN: usize = 4;
+/// Positions whose weights are summed before they meet those of other blocks.
+pub(crate) const BLOCK: usize = 128;
+/// Lanes of a register of rows: the largest scores of a state, and its totals, take one each.
+const LANES: usize = 16;
 const MASKED: f32 = -1e30;
 /// So many rows keep the arithmetic busy by themselves.
 const MANY_ROWS: usize = 5;
@@ -20,18 +27,142 @@ const MANY_ROWS: usize = 5;
 /// One query row: which positions it sees.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct QueryRow {
-    /// Offset of its values in `query` and `out`.
+    /// Offset of its values in `query`.
     pub offset: usize,
+    /// Offset of its values in the output of attention.
+    pub output: usize,
     pub first: usize,
     /// Exclusive.
     pub end: usize,
 }
 
-/// Softmax state of some rows: the largest score, the sum of weights, and the weighted values.
-pub(crate) struct Partial {
-    pub largest: [f32; MAX_ROWS],
-    pub total: [f32; MAX_ROWS],
-    pub values: [[f32; MAX_HEAD]; MAX_ROWS],
+/// The softmax state of some rows in plain memory: a register of largest scores, one of totals, then the weighted values
+/// of each row.
+#[derive(Clone, Copy)]
+pub(crate) struct State {
+    start: *mut f32,
+    value_stride: usize,
+}
+
+impl State {
+    /// Floats that a state takes at most.
+    pub const MAX_LEN: usize = Self::len(MAX_ROWS, MAX_HEAD);
+
+    /// Floats that the state of `rows` rows takes.
+    pub const fn len(rows: usize, value_stride: usize) -> usize {
+        2 * LANES + rows * value_stride
+    }
+
+    /// A state at `start`, which has room for it.
+    pub fn new(start: *mut f32, value_stride: usize) -> Self {
+        State { start, value_stride }
+    }
+
+    /// The weighted values of a row, and by what they are to be divided.
+    ///
+    /// # Safety
+    /// The state is valid, was computed for the row, and nobody writes it.
+    pub unsafe fn row(&self, row: usize) -> (&[f32], f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let values = std::slice::from_raw_parts(self.values(row), self.value_stride);
+            (values, *self.start.add(LANES + row))
+        }
+    }
+
+    /// # Safety
+    /// The state has the row.
+    #[inline(always)]
+    unsafe fn values(&self, row: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.start.add(2 * LANES + row * self.value_stride) }
+    }
+
+    /// The state of rows that have seen nothing.
+    ///
+    /// # Safety
+    /// The state is valid for `rows` rows and the caller's alone.
+    #[inline(always)]
+    unsafe fn clear<S: Simd>(&self, rows: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            S::store(self.start, S::splat(MASKED));
+            for at in (LANES..Self::len(rows, self.value_stride)).step_by(LANES) {
+                S::store(self.start.add(at), S::zero());
+            }
+        }
+    }
+
+    /// Merges a block's largest scores and totals. Returns the factors of the values so far and of the block's.
+    ///
+    /// # Safety
+    /// The state is valid and the caller's alone; a register at each pointer.
+    #[inline(always)]
+    unsafe fn merge_totals<S: Simd>(&self, largest: *const f32, totals: *const f32) -> Factors {
+        let mut factors = Factors { before: [0.0; LANES], block: [0.0; LANES] };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (before, block) = (S::load(self.start), S::load(largest));
+            let new = S::max(before, block);
+            let (before, block) = (exp::<S>(S::sub(before, new)), exp::<S>(S::sub(block, new)));
+            let total = S::mul(S::load(self.start.add(LANES)), before);
+            S::store(self.start, new);
+            S::store(self.start.add(LANES), S::fma(S::load(totals), block, total));
+            S::store(factors.before.as_mut_ptr(), before);
+            S::store(factors.block.as_mut_ptr(), block);
+        }
+        factors
+    }
+}
+
+/// By what values are multiplied when a block is merged, for each row.
+struct Factors {
+    before: [f32; LANES],
+    block: [f32; LANES],
+}
+
+/// Adds a register of a block's weighted values to the 16 at `to`.
+///
+/// # Safety
+/// A register at `to`, which is the caller's alone; inside a dispatched kernel.
+#[inline(always)]
+unsafe fn merge_values<S: Simd>(to: *mut f32, block: S::F, factors: &Factors, row: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let before = S::mul(S::load(to), S::splat(factors.before[row]));
+        S::store(to, S::fma(block, S::splat(factors.block[row]), before));
+    }
+}
+
+/// Merges states of single blocks, in their order, into the first.
+pub(crate) struct MergeStates {
+    pub first: State,
+    /// Floats from one state to the next.
+    pub stride: usize,
+    pub count: usize,
+    pub rows: usize,
+}
+
+impl Kernel for MergeStates {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let MergeStates { first, stride, count, rows } = self;
+        // SAFETY: the states are valid and nobody else uses them, by the caller's promise.
+        unsafe {
+            for index in 1..count {
+                let block = State { start: first.start.add(index * stride), ..first };
+                let factors = first.merge_totals::<S>(block.start, block.start.add(LANES));
+                for row in 0..rows {
+                    let (to, from) = (first.values(row), block.values(row));
+                    for column in (0..first.value_stride).step_by(LANES) {
+                        merge_values::<S>(to.add(column), S::load(from.add(column)), &factors, row);
+                    }
+                }
+            }
+        }
+    }
 }
 
 pub(crate) struct AttendRows<'a, Kv: KvFormat> {
@@ -39,7 +170,6 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub query: *const f32,
     pub scale: f32,
     pub head_size: usize,
-    pub value_stride: usize,
     /// Base of this layer and KV head, and elements between pages.
     pub keys: *const Kv::Element,
     pub key_page: usize,
@@ -53,14 +183,12 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     /// Positions to look at, from a page boundary.
     pub from: usize,
     pub to: usize,
-    pub partial: &'a mut Partial,
+    /// Where the result goes.
+    pub state: State,
+    /// 0: the blocks are merged, and `from` is in the first that the rows see. Otherwise each block has a state of its own,
+    /// so many floats apart.
+    pub state_stride: usize,
     pub format: PhantomData<Kv>,
-}
-
-impl Default for Partial {
-    fn default() -> Self {
-        Partial { largest: [MASKED; MAX_ROWS], total: [0.0; MAX_ROWS], values: [[0.0; MAX_HEAD]; MAX_ROWS] }
-    }
 }
 
 impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
@@ -91,7 +219,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// # Safety
     /// `R` rows; pages cover `from..to`; `head_size <= MAX_HEAD`.
     #[inline(always)]
-    unsafe fn attend<S: Simd, const R: usize, const P: usize>(mut self) {
+    unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
         let mut query = [0f32; MAX_HEAD * R_MAX];
         // SAFETY: offsets are inside the query, by the caller's promise.
         unsafe {
@@ -100,37 +228,38 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                     query[d * R + r] = self.scale * *self.query.add(self.rows[r].offset + d);
                 }
             }
-            let mut scores = [[0f32; SPAN * PAGE]; R];
+            let mut scores = [[0f32; BLOCK]; R];
+            let mut state = self.state;
             let mut at = self.from;
             while at < self.to {
-                let end = (at + SPAN * PAGE).min(self.to);
+                let end = (at / BLOCK * BLOCK + BLOCK).min(self.to);
                 let pages = (end - at).div_ceil(PAGE);
                 for first in (0..pages).step_by(P) {
                     self.score_pages::<S, R, P>(&query, at / PAGE, first..pages, &mut scores);
                 }
-                let mut shrink = [1f32; R];
+                let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..R {
-                    shrink[r] = soften::<S>(
-                        &mut scores[r][..pages * PAGE],
-                        at,
-                        &self.rows[r],
-                        &mut self.partial.largest[r],
-                        &mut self.partial.total[r],
-                    );
+                    let row = &mut scores[r][..pages * PAGE];
+                    (largest[r], totals[r]) = soften::<S>(row, at, &self.rows[r]);
                 }
                 if Kv::SCALED {
                     self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
                 }
+                if at == self.from || self.state_stride > 0 {
+                    state.clear::<S>(R);
+                }
+                let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
                 let mut column = 0;
-                while column + 16 * P <= self.value_stride {
-                    self.gather_values::<S, R, P>(&scores, at / PAGE, pages, &shrink, column);
+                while column + 16 * P <= self.state.value_stride {
+                    self.gather_values::<S, R, P>(&scores, at / PAGE, pages, state, &factors, column);
                     column += 16 * P;
                 }
-                while column < self.value_stride {
-                    self.gather_values::<S, R, 1>(&scores, at / PAGE, pages, &shrink, column);
+                while column < self.state.value_stride {
+                    self.gather_values::<S, R, 1>(&scores, at / PAGE, pages, state, &factors, column);
                     column += 16;
                 }
-                at += SPAN * PAGE;
+                state.start = state.start.add(self.state_stride);
+                at = end;
             }
         }
     }
@@ -146,7 +275,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         query: &[f32; MAX_HEAD * R_MAX],
         first_page: usize,
         pages: Range<usize>,
-        scores: &mut [[f32; SPAN * PAGE]; R],
+        scores: &mut [[f32; BLOCK]; R],
     ) {
         let last = self.pages.len() - 1;
         // The last page stands in for those that there are not; its scores are left where they are.
@@ -195,7 +324,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     #[inline(always)]
     unsafe fn scale_weights<S: Simd, const R: usize>(
         &self,
-        weights: &mut [[f32; SPAN * PAGE]; R],
+        weights: &mut [[f32; BLOCK]; R],
         first_page: usize,
         pages: usize,
     ) {
@@ -212,34 +341,29 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Sums `C` registers of values, from `column` on.
+    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
     ///
     /// # Safety
     /// As `attend`; the columns are within `value_stride`.
     #[inline(always)]
     unsafe fn gather_values<S: Simd, const R: usize, const C: usize>(
-        &mut self,
-        weights: &[[f32; SPAN * PAGE]; R],
+        &self,
+        weights: &[[f32; BLOCK]; R],
         first_page: usize,
         pages: usize,
-        shrink: &[f32; R],
+        state: State,
+        factors: &Factors,
         column: usize,
     ) {
         // SAFETY: the caller's promise; `value_stride <= MAX_HEAD`.
         unsafe {
             let mut sums = [[S::zero(); C]; R];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    let before = S::load(self.partial.values[r].as_ptr().add(column + 16 * c));
-                    *sum = S::mul(before, S::splat(shrink[r]));
-                }
-            }
             for p in 0..pages {
                 let page = self.pages[first_page + p] as usize * self.value_page;
                 let values = self.values.add(page + column);
                 for token in 0..PAGE {
                     let loaded: [S::F; C] = std::array::from_fn(|c| {
-                        Kv::load::<S>(values.add(token * self.value_stride + 16 * c))
+                        Kv::load::<S>(values.add(token * self.state.value_stride + 16 * c))
                     });
                     for (r, sums) in sums.iter_mut().enumerate() {
                         let weight = S::splat(*weights[r].as_ptr().add(p * PAGE + token));
@@ -251,7 +375,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (c, sum) in sums.iter().enumerate() {
-                    S::store(self.partial.values[r].as_mut_ptr().add(column + 16 * c), *sum);
+                    merge_values::<S>(state.values(r).add(column + 16 * c), *sum, factors, r);
                 }
             }
         }
@@ -260,18 +384,13 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
 
 const R_MAX: usize = MAX_ROWS;
 
-/// Turns scores at positions `at..` into weights and returns the factor for what was summed before.
+/// Turns a block's scores, at positions `at..`, into weights; returns the largest score and the sum of the weights. What
+/// the row does not see weighs nothing.
 ///
 /// # Safety
 /// `scores` is whole pages; inside a dispatched kernel.
 #[inline(always)]
-unsafe fn soften<S: Simd>(
-    scores: &mut [f32],
-    at: usize,
-    row: &QueryRow,
-    largest: &mut f32,
-    total: &mut f32,
-) -> f32 {
+unsafe fn soften<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());
     let high = row.end.saturating_sub(at).min(scores.len());
     let masked = low > 0 || high < scores.len();
@@ -281,12 +400,12 @@ unsafe fn soften<S: Simd>(
     }
     // SAFETY: loads and stores stay inside `scores`.
     unsafe {
-        let mut peak = S::load(scores.as_ptr());
-        for at in (PAGE..scores.len()).step_by(PAGE) {
+        let mut peak = S::splat(MASKED);
+        for at in (0..scores.len()).step_by(PAGE) {
             peak = S::max(peak, S::load(scores.as_ptr().add(at)));
         }
-        let new = S::max_lane(peak).max(*largest);
-        let shift = S::splat(-new);
+        let largest = S::max_lane(peak);
+        let shift = S::splat(-largest);
         for at in (0..scores.len()).step_by(PAGE) {
             let weight = exp::<S>(S::add(S::load(scores.as_ptr().add(at)), shift));
             S::store(scores.as_mut_ptr().add(at), weight);
@@ -299,9 +418,6 @@ unsafe fn soften<S: Simd>(
         for at in (0..scores.len()).step_by(PAGE) {
             sum = S::add(sum, S::load(scores.as_ptr().add(at)));
         }
-        let shrink = if *largest == new { 1.0 } else { (*largest - new).exp() };
-        *total = *total * shrink + S::sum(sum);
-        *largest = new;
-        shrink
+        (largest, S::sum(sum))
     }
 }

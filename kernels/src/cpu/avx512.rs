@@ -91,7 +91,14 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn sum(a: __m512) -> f32 {
-        unsafe { _mm512_reduce_add_ps(a) }
+        // The library's reduction leaves the order of additions open.
+        unsafe {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(a)));
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(a), high);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
     }
     #[inline(always)]
     unsafe fn max_lane(a: __m512) -> f32 {

@@ -1,6 +1,7 @@
 //! Kernels over single rows: normalisation, gating, sums and rotation.
 //!
-//! Invariant: a row's result depends on that row alone.
+//! Invariant: a row's result depends on that row alone. A sum over a row adds up its whole sixteens lane by lane in order,
+//! then the lanes in the tier's order, then the rest of the row in order; alignment changes nothing.
 
 use super::Kernel;
 use super::simd::{Simd, exp};

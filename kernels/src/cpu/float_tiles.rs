@@ -1,6 +1,8 @@
 //! Products of float weight tiles with `f32` activations.
 //!
-//! Invariant: tiles of 16 rows hold value `k` of every row together; sums run over `k` in order.
+//! Invariant: tiles of 16 rows hold value `k` of every row together. An output is four chains of multiply-adds, of the
+//! columns with each rest by 4, in order; columns after the last whole four go on with the first chain. They end as
+//! `(0 + 1) + (2 + 3)`, whatever tokens are computed beside it.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,8 @@
 //! Products of quantised weight tiles with quantised activations: the heart of prefill and decode.
 //!
-//! Invariant: each output depends on its own token and row alone, and its sum is formed in the same order whatever
-//! else is in the group.
+//! Invariant: each output depends on its own token and row alone. Integers of a block of 32 columns are summed exactly; the
+//! output is one chain of multiply-adds over the blocks in their order, in each the dot product and then the minimum, or
+//! those of both halves. How many tokens are in the group changes nothing.
 
 use std::marker::PhantomData;
 

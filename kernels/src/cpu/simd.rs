@@ -1,6 +1,7 @@
 //! The vector operations that kernels are written in: 16 `f32` lanes and 64 bytes.
 //!
-//! Invariant: every tier gives the same integers; floats differ only in rounding. Loads and stores need no alignment.
+//! Invariant: every tier gives the same integers; floats differ between tiers only in rounding, and in one tier an
+//! operation has one rounding: a multiply-add is fused everywhere or nowhere. Loads and stores need no alignment.
 
 /// One tier's vectors.
 ///
@@ -32,6 +33,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn round(a: Self::F) -> Self::F;
     /// 2 to the power of whole lanes in -126..=127.
     unsafe fn exp2_whole(a: Self::F) -> Self::F;
+    /// Adds the lanes in one order, which is the tier's own.
     unsafe fn sum(a: Self::F) -> f32;
     unsafe fn max_lane(a: Self::F) -> f32;
     /// Rounds to nearest and stores 16 bytes; lanes are in -127..=127.

@@ -6,6 +6,8 @@ use crate::KernelError;
 /// As in the kernel.
 const TILE_ROWS: u32 = 64;
 const PAD: u32 = 8;
+/// Keys of a tile, at most.
+pub const TILE_KEYS: u32 = 64;
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 #[repr(C)]
@@ -22,6 +24,8 @@ pub struct AttentionPrefillParams {
     pub page_tables: Address,
     /// [`QueryTile`]s
     pub tiles: Address,
+    /// f32 `[places, heads, head_size + 2]`; may be none without splits
+    pub states: Address,
     pub q_stride: u32,
     pub table_stride: u32,
     pub page_size: u32,
@@ -29,37 +33,124 @@ pub struct AttentionPrefillParams {
     pub kv_heads: u32,
     /// Positions that a row sees, itself included; 0: all before it
     pub window: u32,
+    /// Of a split, a multiple of [`TILE_KEYS`]; 0: a context has one
+    pub split_keys: u32,
     pub scale: f32,
 }
 
-/// Up to 64 neighbouring rows of one sequence.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionJoinParams {
+    /// f32 `[places, heads, head_size + 2]`
+    pub states: Address,
+    /// [`Join`]s
+    pub joins: Address,
+    /// `[rows, heads, head_size]`
+    pub out: Address,
+    pub heads: u32,
+    pub head_size: u32,
+}
+
+/// Up to 64 neighbouring rows of one sequence, and the keys that they see of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryTile {
     /// In the batch.
     pub first_row: u32,
+    /// 0: there is nothing to do.
     pub rows: u32,
     /// Of its first row.
     pub first_position: u32,
     /// Whose page table.
     pub sequence: u32,
+    /// The begin of a split.
+    pub first_key: u32,
+    /// Exclusive; keys that a row does not see do not count.
+    pub last_key: u32,
+    /// Of the state of its first row; the others follow.
+    pub place: u32,
+    /// 1: its states are joined with those of other keys, by a [`Join`] for each row.
+    pub is_part: u32,
+}
+
+/// The parts of one row, in the order of their keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// In the batch.
+    pub row: u32,
+    /// Of the first part; the others follow.
+    pub place: u32,
+    /// 0: there is nothing to do.
+    pub parts: u32,
 }
 
 impl QueryTile {
-    /// The tiles of `rows` rows of a sequence, of which the first is row `first_row` of the batch.
+    /// The tiles of `rows` rows of a sequence, of which the first is row `first_row` of the batch. With splits, each row has a
+    /// place of its own from `first_place` on.
     pub fn cover(
         sequence: u32,
         first_row: u32,
         rows: u32,
         first_position: u32,
+        first_place: u32,
     ) -> impl Iterator<Item = Self> {
         (0..rows).step_by(TILE_ROWS as usize).map(move |begun| QueryTile {
             first_row: first_row + begun,
             rows: (rows - begun).min(TILE_ROWS),
             first_position: first_position + begun,
             sequence,
+            first_key: 0,
+            last_key: u32::MAX,
+            place: first_place + begun,
+            is_part: 0,
         })
     }
+
+    /// One row of a sequence, a part for each split of what is before it, in places from `first_place` on.
+    pub fn parts(
+        sequence: u32,
+        row: u32,
+        position: u32,
+        split_keys: u32,
+        first_place: u32,
+    ) -> impl Iterator<Item = Self> {
+        (0..=position / split_keys).map(move |part| QueryTile {
+            first_row: row,
+            rows: 1,
+            first_position: position,
+            sequence,
+            first_key: part * split_keys,
+            last_key: (part + 1) * split_keys,
+            place: first_place + part,
+            is_part: 1,
+        })
+    }
+
+    /// Does nothing.
+    pub const NONE: QueryTile = QueryTile {
+        first_row: 0,
+        rows: 0,
+        first_position: 0,
+        sequence: 0,
+        first_key: 0,
+        last_key: 0,
+        place: 0,
+        is_part: 0,
+    };
+
+    /// As it lies in memory.
+    pub fn words(&self) -> [u32; 8] {
+        let QueryTile { first_row, rows, first_position, sequence, first_key, last_key, place, is_part } =
+            *self;
+        [first_row, rows, first_position, sequence, first_key, last_key, place, is_part]
+    }
+}
+
+/// Joins the parts of rows.
+pub fn join(params: &AttentionJoinParams, joins: u32, activation: Activation) -> Launch {
+    let name = format!("attention_join_{}", activation.suffix());
+    Launch::new(name, [joins, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
 }
 
 pub fn launch(
@@ -76,8 +167,13 @@ pub fn launch(
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
     super::multiple_of_8(OP, "q_stride", params.q_stride)?;
-    let name = format!("attention_prefill_{head_size}_{}", activation.suffix());
-    let tile_keys = if head_size > 128 { 32 } else { 64 };
+    let split = params.split_keys;
+    super::supported(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
+        format!("a multiple of {TILE_KEYS}")
+    })?;
+    let order = if split > 0 { "ordered" } else { "prefill" };
+    let name = format!("attention_{order}_{head_size}_{}", activation.suffix());
+    let tile_keys = if head_size > 128 { TILE_KEYS / 2 } else { TILE_KEYS };
     let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
     Ok(Launch { shared_bytes, ..Launch::new(name, [tiles, heads, 1], TILE_ROWS / 16 * WARP) })
 }
@@ -86,7 +182,7 @@ pub fn launch(
 mod tests {
     use super::*;
     use crate::{
-        cuda::host::{self, Context},
+        cuda::host::{self, Buffer, Context},
         random::Random,
     };
 
@@ -104,7 +200,8 @@ mod tests {
         let mut places = Vec::new();
         for (sequence, (context, new)) in sequences.into_iter().enumerate() {
             let first = context as usize - new;
-            tiles.extend(QueryTile::cover(sequence as u32, places.len() as u32, new as u32, first as u32));
+            let first_row = places.len() as u32;
+            tiles.extend(QueryTile::cover(sequence as u32, first_row, new as u32, first as u32, 0));
             places.extend((first..context as usize).map(|position| (sequence, position)));
         }
         let scale = 1.0 / (head_size as f32).sqrt();
@@ -115,12 +212,14 @@ mod tests {
             out: out.address(),
             page_tables: host::address(&paged.page_tables),
             tiles: host::address(&tiles),
+            states: Address::NONE,
             q_stride: q_stride as u32,
             table_stride: paged.table_stride as u32,
             page_size: paged.page_size as u32,
             heads: heads as u32,
             kv_heads: kv_heads as u32,
             window: window as u32,
+            split_keys: 0,
             scale,
         };
         let launch = launch(&params, tiles.len() as u32, head_size as u32, activation).expect("good shapes");
@@ -150,6 +249,128 @@ mod tests {
             }
         }
     }
+
+    /// How the rows of a test are put into tiles.
+    #[derive(Clone, Copy, Debug)]
+    enum Tiling {
+        Rows(usize),
+        /// Every row by itself, each split of its context too.
+        Parts,
+    }
+
+    struct Sequence<'a> {
+        paged: &'a Context,
+        q: &'a Buffer,
+        context: usize,
+        /// Its last rows, which attend.
+        new: usize,
+        shape: (usize, usize, usize),
+        window: usize,
+        split_keys: usize,
+    }
+
+    impl Sequence<'_> {
+        fn attended(&self, activation: Activation, tiling: Tiling) -> Vec<u16> {
+            let Sequence { paged, q, context, new, shape, window, split_keys } = *self;
+            let (heads, kv_heads, head_size) = shape;
+            let mut out = activation.zeros(new * heads * head_size);
+            let (mut tiles, mut joins, mut places) = (Vec::new(), Vec::new(), 0);
+            let rows_of_tile = if let Tiling::Rows(rows) = tiling { rows } else { 1 };
+            for first in (0..new).step_by(rows_of_tile) {
+                let (row, position) = (first as u32, (context - new + first) as u32);
+                let rows = rows_of_tile.min(new - first) as u32;
+                match tiling {
+                    Tiling::Rows(_) => tiles.extend(QueryTile::cover(0, row, rows, position, places)),
+                    Tiling::Parts => {
+                        tiles.extend(QueryTile::parts(0, row, position, split_keys as u32, places));
+                        let parts = position / split_keys as u32 + 1;
+                        joins.push(Join { row, place: places, parts });
+                    }
+                }
+                places = tiles.iter().map(|tile| tile.place + tile.rows).max().unwrap_or(0);
+            }
+            // What needs nothing is left alone.
+            tiles.push(QueryTile::NONE);
+            let states = vec![f32::NAN; places as usize * heads * (head_size + 2)];
+            let params = AttentionPrefillParams {
+                q: q.address(),
+                keys: paged.keys.address(),
+                values: paged.values.address(),
+                out: out.address(),
+                page_tables: host::address(&paged.page_tables),
+                tiles: host::address(&tiles),
+                states: host::address(&states),
+                q_stride: ((heads + 2 * kv_heads) * head_size) as u32,
+                table_stride: paged.table_stride as u32,
+                page_size: paged.page_size as u32,
+                heads: heads as u32,
+                kv_heads: kv_heads as u32,
+                window: window as u32,
+                split_keys: split_keys as u32,
+                scale: 1.0 / (head_size as f32).sqrt(),
+            };
+            let launch =
+                launch(&params, tiles.len() as u32, head_size as u32, activation).expect("good shapes");
+            host::run(&launch, &params, &mut [out.values_mut()]);
+            if !joins.is_empty() {
+                let params = AttentionJoinParams {
+                    states: host::address(&states),
+                    joins: host::address(&joins),
+                    out: out.address(),
+                    heads: heads as u32,
+                    head_size: head_size as u32,
+                };
+                host::run(&join(&params, joins.len() as u32, activation), &params, &mut [out.values_mut()]);
+            }
+            out.values().to_vec()
+        }
+    }
+
+    #[test]
+    fn a_row_attends_alike_alone_in_parts_and_with_the_rows_beside_it() {
+        let mut random = Random::fresh();
+        // The rows begin in one tile of keys, and end in another.
+        let (context, new) = (131, 6);
+        let every = [(0, 0), (40, 0), (0, 64), (0, 128), (90, 64)];
+        for activation in Activation::ALL {
+            for (shape, divided) in [((2, 1, 32), &every[..]), ((1, 1, 256), &every[4..])] {
+                let (heads, kv_heads, head_size) = shape;
+                let paged = Context::random(activation, &mut random, &[context as u32], kv_heads, head_size);
+                let q = activation.random(&mut random, new * (heads + 2 * kv_heads) * head_size);
+                for (window, split_keys) in divided.iter().copied() {
+                    let sequence = Sequence { paged: &paged, q: &q, context, new, shape, window, split_keys };
+                    let alone = sequence.attended(activation, Tiling::Rows(1));
+                    for tiling in [Tiling::Rows(6), Tiling::Rows(4), Tiling::Parts] {
+                        if split_keys == 0 && matches!(tiling, Tiling::Parts) {
+                            continue;
+                        }
+                        let found = sequence.attended(activation, tiling);
+                        assert!(found == alone, "{activation:?} {shape:?} {window} {split_keys}: {tiling:?}");
+                    }
+                    let mut expected = Vec::new();
+                    for row in 0..new {
+                        let position = context - new + row;
+                        let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
+                        for head in 0..heads {
+                            let query =
+                                &q.values()[(row * (heads + 2 * kv_heads) + head) * head_size..][..head_size];
+                            let kv_head = head / (heads / kv_heads);
+                            let scale = 1.0 / (head_size as f32).sqrt();
+                            expected.extend(paged.attend(
+                                query,
+                                0,
+                                kv_head,
+                                first..position + 1,
+                                scale.into(),
+                            ));
+                        }
+                    }
+                    activation.assert_close(&alone, &expected, 2.0 * activation.rounding());
+                }
+            }
+        }
+    }
+
     #[test]
     fn heads_of_every_size_fit_into_what_a_block_has_on_every_architecture() {
         // Of sm_86, sm_89 and sm_120, which have the least.
@@ -162,12 +383,14 @@ mod tests {
             out: none,
             page_tables: none,
             tiles: none,
+            states: none,
             q_stride: 8,
             table_stride: 1,
             page_size: 16,
             heads: 1,
             kv_heads: 1,
             window: 0,
+            split_keys: 0,
             scale: 1.0,
         };
         for head_size in HEAD_SIZES {

@@ -18,11 +18,17 @@ use super::usage::{self, Usage};
 const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
 
 /// What a thread of these kernels may spill, in bytes; others may not spill at all. Kernels are named by how they begin.
-const MAY_SPILL: [(&str, Architecture, u32); 6] = [
+const MAY_SPILL: [(&str, Architecture, u32); 11] = [
     ("attention_decode_32_", Architecture::Sm100, 4),
     ("attention_decode_32_", Architecture::Sm120, 4),
     ("attention_prefill_16_", Architecture::Sm120, 4),
-    ("attention_prefill_64_", Architecture::Sm100, 4),
+    // Of what a split keeps while its total is joined, once for some hundreds of keys; wide heads most.
+    ("attention_ordered_", Architecture::Sm80, 166),
+    ("attention_ordered_", Architecture::Sm86, 166),
+    ("attention_ordered_", Architecture::Sm89, 166),
+    ("attention_ordered_", Architecture::Sm90a, 8),
+    ("attention_ordered_", Architecture::Sm100, 212),
+    ("attention_ordered_", Architecture::Sm120, 276),
     // Of values that wait outside of all loops.
     ("sample_", Architecture::Sm80, 28),
     ("sample_", Architecture::Sm120, 40),

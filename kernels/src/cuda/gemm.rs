@@ -45,4 +45,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_row_has_the_same_products_alone_and_in_any_company() {
+        let mut random = Random::fresh();
+        let every = Made::of_every_format(&mut random, 256, 10);
+        for activation in Activation::ALL {
+            every.iter().for_each(|made| made.check_company(activation));
+            Made::plain(activation, &mut random, 264, 66).check_company(activation);
+        }
+    }
 }

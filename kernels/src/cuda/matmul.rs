@@ -1,6 +1,7 @@
 //! A product with weights: what it takes, whatever their format and however many rows.
 //!
-//! `gemv` is for few rows and bound by reading the weights, `gemm` is for many and uses tensor cores.
+//! `gemv` is for few rows and bound by reading the weights, `gemm` is for many and uses tensor cores. The two add up in different
+//! orders; where a row's bits must not depend on how many rows there are, `gemm` takes all.
 
 use super::{Activation, Address, Launch, gemm, gemv};
 use crate::{DType, KernelError};
@@ -72,7 +73,7 @@ pub enum Weights {
     Fp8,
 }
 
-/// The kernel for so many rows.
+/// The fastest kernel for so many rows.
 pub fn launch(
     params: &MatmulParams,
     weights: Weights,
@@ -243,6 +244,29 @@ pub(super) mod tests {
             let expected = self.products(&x, activation, rounds_weights);
             let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
+        }
+
+        /// Multiplies a row alone and among others, in each place that tells a tile, a band or a lane apart: its products have
+        /// the same bits.
+        pub(in crate::cuda) fn check_company(&self, activation: Activation) {
+            let Made { inputs, outputs, .. } = *self;
+            let mut random = Random::fresh();
+            let row = activation.random(&mut random, inputs);
+            let products = |rows: usize, place: usize, random: &mut Random| {
+                let mut x = activation.random(random, rows * inputs);
+                x.values_mut()[place * inputs..][..inputs].copy_from_slice(row.values());
+                // All bits of the sums, before they are rounded.
+                let mut y = Buffer::new(vec![0; 2 * rows * outputs]);
+                let params = MatmulParams { sums: Sums::F32, ..self.params(rows, &x, &y) };
+                let launch = gemm::launch(&params, self.weights, activation).expect("good shapes");
+                host::run(&launch, &params, &mut [y.values_mut()]);
+                y.values()[2 * place * outputs..][..2 * outputs].to_vec()
+            };
+            let alone = products(1, 0, &mut random);
+            for (rows, place) in [(2, 1), (33, 32), (64, 23), (65, 40), (131, 130)] {
+                let found = products(rows, place, &mut random);
+                assert!(found == alone, "{activation:?}, row {place} of {rows}: other bits than alone");
+            }
         }
 
         /// A product of these rows without a bias.

@@ -8,21 +8,22 @@ mod operands;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
 use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Piece};
-use super::attention_prefill::{self, AttentionPrefillParams, QueryTile};
-use super::blas::{self, Blas};
+use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
+use super::blas;
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
-use super::gemv;
 use super::matmul::{self, MatmulParams, Sums, Weights};
 use super::qkv::{self, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
 use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
 use super::swiglu::{self, SwigluParams};
 use super::{Activation, Address};
+use super::{gemm, gemv};
 use crate::KernelError;
 use crate::error::product;
 pub use operands::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Matrix, Pages, Prefill, Product, Qkv, RmsNorm, Sample,
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Matrix, Pages, Prefill, Product, Products, Qkv, RmsNorm,
+    Sample, Splits,
 };
 
 impl Device {
@@ -73,14 +74,13 @@ impl Device {
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first. Dense weights and many rows go through
-    /// cuBLASLt, if there is one.
+    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first.
     pub fn matmul(
         &self,
         matrix: &Matrix<'_>,
         of: &Product<'_>,
         activation: Activation,
-        blas: Option<&Blas>,
+        products: Products<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "matmul";
         let Product { x, rows, y, y_stride, sums } = *of;
@@ -115,16 +115,22 @@ impl Device {
             scale_rows,
             scale_columns,
         };
-        let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
-        // What the library does not take is not refused: the device's own kernels take more.
-        if let Some(blas) = blas.filter(|_| dense && blas::Layout::of(&params, activation).is_ok()) {
-            // SAFETY: the slices are as long as the shapes say.
-            match unsafe { blas.matmul(&params, activation) } {
-                Err(KernelError::NoAlgorithm { .. }) => {}
-                done => return done,
+        let launch = match products {
+            Products::OneOrder => gemm::launch(&params, weights, activation)?,
+            Products::Fastest(blas) => {
+                let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
+                // What the library does not take is not refused: the device's own kernels take more.
+                let takes = || dense && blas::Layout::of(&params, activation).is_ok();
+                if let Some(blas) = blas.filter(|_| takes()) {
+                    // SAFETY: the slices are as long as the shapes say.
+                    match unsafe { blas.matmul(&params, activation) } {
+                        Err(KernelError::NoAlgorithm { .. }) => {}
+                        done => return done,
+                    }
+                }
+                matmul::launch(&params, weights, activation)?
             }
-        }
-        let launch = matmul::launch(&params, weights, activation)?;
+        };
         // SAFETY: the slices are as long as the shapes say.
         unsafe { self.launch(&launch, &params) }
     }
@@ -234,9 +240,12 @@ impl Device {
         activation: Activation,
     ) -> Result<(), KernelError> {
         const OP: &str = "attention_prefill";
-        let Prefill { q, out, page_tables, tiles, tile_count, table_stride, window, scale } = *of;
+        let Prefill { q, out, page_tables, tiles, tile_count, table_stride, window, scale, splits } = *of;
         let Pages { keys, values, page_size, heads, kv_heads, head_size } = *pages;
         holds(OP, "tiles", tiles, &[tile_count as usize, size_of::<QueryTile>()])?;
+        if let Some(splits) = splits {
+            holds(OP, "joins", splits.joins, &[splits.join_count as usize, size_of::<Join>()])?;
+        }
         let params = AttentionPrefillParams {
             q: q.address(),
             keys: keys.address(),
@@ -244,16 +253,29 @@ impl Device {
             out: out.address(),
             page_tables: page_tables.address(),
             tiles: tiles.address(),
+            states: address(splits.map(|splits| splits.states)),
             q_stride: (heads + 2 * kv_heads) * head_size,
             table_stride,
             page_size,
             heads,
             kv_heads,
             window,
+            split_keys: splits.map_or(0, |splits| splits.keys),
             scale,
         };
         let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
-        // SAFETY: the tiles are there; the rows, sequences and pages in them are the caller's.
+        // SAFETY: the tiles are there; the rows, sequences, pages and places in them are the caller's.
+        unsafe { self.launch(&launch, &params) }?;
+        let Some(splits) = splits.filter(|splits| splits.join_count > 0) else { return Ok(()) };
+        let params = AttentionJoinParams {
+            states: splits.states.address(),
+            joins: splits.joins.address(),
+            out: out.address(),
+            heads,
+            head_size,
+        };
+        let launch = attention_prefill::join(&params, splits.join_count, activation);
+        // SAFETY: the joins are there; the rows and places in them are the caller's.
         unsafe { self.launch(&launch, &params) }
     }
 

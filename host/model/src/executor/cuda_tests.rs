@@ -18,6 +18,9 @@ use crate::executor::fixture::{expected, folder, options, relative_error, sequen
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
+#[path = "cuda/deterministic_tests.rs"]
+mod deterministic;
+
 /// Those whose heads have a size that kernels take.
 const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
 /// Of activations with eleven bits, as a share of the largest logit.
@@ -84,6 +87,9 @@ fn all_of_this_is_so_on_a_device_where_there_is_one() {
     a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun();
     a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_anew();
     batches_that_do_not_fit_are_refused_and_leave_the_executor_usable();
+    deterministic::logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_cut();
+    deterministic::replicas_stages_and_another_start_give_the_same_bits();
+    deterministic::logits_are_right_in_one_order_as_well();
 }
 
 fn open(name: &str) -> Checkpoint {

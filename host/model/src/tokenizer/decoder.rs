@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Tokenizer;
 
 /// Decodes one sequence. Bytes of an unfinished character are held back.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct TokenDecoder {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,

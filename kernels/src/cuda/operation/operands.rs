@@ -3,6 +3,7 @@
 //! Invariant: nothing is checked here, because every operation checks all that it gets.
 
 use crate::KernelError;
+use crate::cuda::blas::Blas;
 use crate::cuda::device::Slice;
 use crate::cuda::embedding::Table;
 use crate::cuda::matmul::{Sums, Weights};
@@ -38,6 +39,15 @@ pub struct Product<'a> {
     pub y: Slice<'a>,
     pub y_stride: u32,
     pub sums: Sums,
+}
+
+/// Which kernels a product may go through.
+#[derive(Clone, Copy)]
+pub enum Products<'a> {
+    /// The fastest for so many rows: cuBLASLt, if it is given, where weights are dense and rows are many.
+    Fastest(Option<&'a Blas>),
+    /// Those that add up a row's product in the same order, however many rows there are.
+    OneOrder,
 }
 
 /// Rows of a table of vectors, which may be those of some tokens only: others get zeros.
@@ -126,6 +136,19 @@ pub struct Prefill<'a> {
     pub table_stride: u32,
     pub window: u32,
     pub scale: f32,
+    /// Of contexts, if those have some.
+    pub splits: Option<Splits<'a>>,
+}
+
+/// How contexts are divided where every row adds them up in one order.
+#[derive(Clone, Copy)]
+pub struct Splits<'a> {
+    /// Of each.
+    pub keys: u32,
+    /// f32 `[places, heads, head_size + 2]`
+    pub states: Slice<'a>,
+    pub joins: Slice<'a>,
+    pub join_count: u32,
 }
 
 /// What a rank sums with the others.

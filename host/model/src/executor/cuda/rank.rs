@@ -12,7 +12,7 @@ use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, Slice};
 use skep_kernels::cuda::matmul::Sums;
 use skep_kernels::cuda::operation::{
-    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Qkv, RmsNorm,
+    ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Products, Qkv, RmsNorm, Splits,
 };
 use skep_kernels::cuda::qkv::Pairing;
 
@@ -30,7 +30,7 @@ const LOOKS_PER_US: u64 = 1;
 
 pub(super) struct Rank {
     pub(super) device: Device,
-    /// For dense weights, if the library is there.
+    /// For dense weights, if the library is there and may be used.
     pub(super) blas: Option<Blas>,
     pub(super) weights: Arc<DeviceWeights>,
     pub(super) shape: Shape,
@@ -64,6 +64,8 @@ pub(super) struct Shape {
     pub(super) patience_us: u64,
     /// In which a rank may wait for others: they keep the device from what those still compute.
     pub(super) meeting_blocks: u32,
+    /// Whether a row's products have one order however many rows there are.
+    pub(super) deterministic: bool,
 }
 
 impl Shape {
@@ -72,6 +74,7 @@ impl Shape {
         activation: Activation,
         patience_us: u64,
         meeting_blocks: u32,
+        deterministic: bool,
     ) -> Self {
         Shape {
             hidden: config.hidden_size,
@@ -85,6 +88,7 @@ impl Shape {
             activation,
             patience_us,
             meeting_blocks,
+            deterministic,
         }
     }
 }
@@ -181,7 +185,11 @@ impl Rank {
     ) -> Result<(), ModelError> {
         let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, sums };
         let matrix = self.weights.matrix(matrix)?;
-        Ok(self.device.matmul(&matrix, &product, self.shape.activation, self.blas.as_ref())?)
+        let products = match self.shape.deterministic {
+            true => Products::OneOrder,
+            false => Products::Fastest(self.blas.as_ref()),
+        };
+        Ok(self.device.matmul(&matrix, &product, self.shape.activation, products)?)
     }
 
     fn norm(
@@ -428,6 +436,15 @@ impl Rank {
             self.device.attention_decode(&decode, &pages, activation)?;
         }
         if step.tile_count > 0 {
+            let splits = match &step.splits {
+                Some(splits) => Some(Splits {
+                    keys: splits.keys,
+                    states: self.room(&self.places.states, self.places.states.len())?,
+                    joins: self.array(&splits.joins)?,
+                    join_count: size(splits.join_count)?,
+                }),
+                None => None,
+            };
             let prefill = Prefill {
                 q: qkv,
                 out: attended,
@@ -437,6 +454,7 @@ impl Rank {
                 table_stride,
                 window: size(layer.window.unwrap_or(0))?,
                 scale,
+                splits,
             };
             self.device.attention_prefill(&prefill, &pages, activation)?;
         }

@@ -7,7 +7,7 @@ use skep_kernels::cuda::operation::ACTIVATION_BYTES;
 use skep_kernels::cuda::sample::{Adjustment, SampleRow};
 
 use super::layout::Layout;
-use super::step::{Cuts, bucket};
+use super::step::{Cuts, bucket, stride};
 use crate::batch::PAGE_TOKENS;
 use crate::config::ModelConfig;
 
@@ -123,7 +123,8 @@ impl RoomPlaces {
         let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
         let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
         let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
-        let pieces = cuts.most_pieces(sizes.sequences);
+        let places = cuts.attention.most_places(rows, sizes.sequences, stride(sizes.pages));
+        let states = cuts.most_pieces(sizes.sequences).max(places);
         let inputs = cuts.most_bytes(rows, sizes.sequences, sizes.pages, sizes.logit_rows);
         let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
         RoomPlaces {
@@ -136,7 +137,7 @@ impl RoomPlaces {
             attended: place(of_rows(attended)),
             gate_up: place(of_rows(2 * gated)),
             gated: place(of_rows(gated)),
-            states: place(pieces * heads * (config.head_size + 2) * 4),
+            states: place(states.saturating_mul(heads * (config.head_size + 2) * 4)),
             wanted: [place(wanted), place(wanted)],
             shares: place(shared(share)),
             signals: place(shared(SIGNAL_BYTES)),

@@ -17,7 +17,7 @@ use super::CudaExecutor;
 use super::layout::{Layout, activation_of};
 use super::rank::{Rank, Shape};
 use super::rooms::{RoomPlaces, Sizes};
-use super::step::Cuts;
+use super::step::{Attention, Cuts};
 use super::weights::DeviceWeights;
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
@@ -155,6 +155,7 @@ impl<'a> CudaModel<'a> {
             &stages[last][0].sizes,
             &stages[last][0].weights.layout,
             pages as u32,
+            self.attention(),
         );
         // Every rank has room for as many pieces as the least of them runs at once.
         let multiprocessors =
@@ -235,11 +236,18 @@ impl<'a> CudaModel<'a> {
         let limits = limits(config, &self.options)?;
         let sizes = Sizes::new(config, &limits, &weights.layout);
         let draws = stage + 1 == self.options.pipeline_parallel && rank == 0;
-        let cuts = cuts(&device, &sizes, &weights.layout, 0);
+        let cuts = cuts(&device, &sizes, &weights.layout, 0, self.attention());
         let places =
             RoomPlaces::new(&sizes, &cuts, &weights.layout, config, self.options.tensor_parallel, draws);
-        let blas = blas(&device, &weights.layout);
+        let blas = blas(&device, &weights.layout, self.options.deterministic);
         Ok(Begun { seat, device, blas, weights, sizes, places })
+    }
+
+    fn attention(&self) -> Attention {
+        match self.options.deterministic {
+            true => Attention::in_one_order(self.checkpoint.config().context_length),
+            false => Attention::Split,
+        }
     }
 
     fn layers(&self, stage: usize) -> Range<usize> {
@@ -336,7 +344,13 @@ impl<'a> CudaModel<'a> {
         device.synchronize()?;
         let patience_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
         Ok(Rank {
-            shape: Shape::new(config, weights.layout.activation, patience_us, meeting_blocks),
+            shape: Shape::new(
+                config,
+                weights.layout.activation,
+                patience_us,
+                meeting_blocks,
+                self.options.deterministic,
+            ),
             done: device.event()?,
             drawn: device.event()?,
             known: device.event()?,
@@ -386,11 +400,16 @@ impl CudaExecutor {
     }
 }
 
-/// The library for dense weights, if the model has some and the library is there.
-fn blas(device: &Device, layout: &Layout) -> Option<Blas> {
+/// Whether products may go through the library for dense weights: it adds up in another order for every count of rows.
+pub(super) fn opens_blas(layout: &Layout, deterministic: bool) -> bool {
     let dense = |layer: &super::layout::LayerPlaces| layer.down.weights == Weights::Plain;
+    !deterministic && layout.layers.iter().any(dense)
+}
+
+/// The library for dense weights, if it may be used and is there.
+fn blas(device: &Device, layout: &Layout, deterministic: bool) -> Option<Blas> {
     device.stream()?;
-    if !layout.layers.iter().any(dense) {
+    if !opens_blas(layout, deterministic) {
         return None;
     }
     match Blas::open(device) {
@@ -402,7 +421,7 @@ fn blas(device: &Device, layout: &Layout) -> Option<Blas> {
     }
 }
 
-fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32) -> Cuts {
+fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32, attention: Attention) -> Cuts {
     let of = |layer: &super::layout::LayerPlaces| {
         let (heads, kv_heads) = (layer.heads as u32, layer.kv_heads as u32);
         skep_kernels::cuda::attention_decode::blocks_of_piece(heads, kv_heads, sizes.head_size as u32)
@@ -412,5 +431,6 @@ fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32) -> Cut
         blocks: device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR,
         blocks_of_piece: layout.layers.iter().map(of).max().unwrap_or(1),
         spare_page,
+        attention,
     }
 }

@@ -1,12 +1,13 @@
 //! What a step says to its kernels, packed into one run of bytes that is copied to each device at once.
 //!
-//! Rows that are the only ones of their sequences come first: they are decoded. Invariant: a batch was checked before; with the
-//! same shape every array has the same place, so that recorded launches find it.
+//! Rows that are the only ones of their sequences come first: they are decoded. Where attention has one order they are tiles of one
+//! row instead, since contexts that are divided by what else a step holds are added up in another order. Invariant: a batch was
+//! checked before; with the same shape every array has the same place, so that recorded launches find it.
 
 use std::ops::Range;
 
 use skep_kernels::cuda::attention_decode::{Piece, Plan};
-use skep_kernels::cuda::attention_prefill::QueryTile;
+use skep_kernels::cuda::attention_prefill::{Join, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
 
@@ -24,6 +25,41 @@ pub(super) struct Cuts {
     pub(super) blocks_of_piece: u32,
     /// A page that nobody reads.
     pub(super) spare_page: u32,
+    pub(super) attention: Attention,
+}
+
+/// How rows that are the only ones of their sequences attend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attention {
+    /// In pieces of their contexts, as many as the device runs at once.
+    Split,
+    /// As rows of prompts do: in splits of so many keys, joined from the first to the last.
+    OneOrder { split_keys: u32 },
+}
+
+impl Attention {
+    /// A sixteenth of the model's context in a split: enough blocks for a row, and few joins for a prompt. It must not depend on
+    /// what a step holds.
+    pub(super) fn in_one_order(context_length: usize) -> Self {
+        let split = (context_length / 16).clamp(TILE_KEYS as usize, 1024).next_power_of_two();
+        Attention::OneOrder { split_keys: split as u32 }
+    }
+
+    /// Splits of a context of so many pages.
+    fn splits(self, pages: usize) -> usize {
+        match self {
+            Attention::Split => 1,
+            Attention::OneOrder { split_keys } => (pages * PAGE_TOKENS).div_ceil(split_keys as usize),
+        }
+    }
+
+    /// Places of states that a step with so many rows, of so many sequences and pages of each, has at most.
+    pub(super) fn most_places(self, rows: usize, sequences: usize, pages: usize) -> usize {
+        match self.splits(pages) {
+            0 | 1 => 0,
+            splits => rows.saturating_add(sequences.saturating_mul(splits)),
+        }
+    }
 }
 
 /// The shape of a step that decodes one row of each sequence: recordings are made for each.
@@ -37,7 +73,7 @@ pub(super) struct DecodeShape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) rows: usize,
-    /// The first ones, which are the only ones of their sequences.
+    /// The first ones, whose contexts are divided into pieces.
     pub(super) decoded: usize,
     pub(super) stride: usize,
     pub(super) logit_rows: usize,
@@ -52,6 +88,7 @@ pub(super) struct Step {
     pub(super) plans: Vec<PlanPlaces>,
     pub(super) tiles: Range<usize>,
     pub(super) tile_count: usize,
+    pub(super) splits: Option<SplitPlaces>,
     /// Rows whose logits are wanted, unless those are all in their order.
     pub(super) wanted: Option<Range<usize>>,
     pub(super) bytes: usize,
@@ -62,6 +99,14 @@ pub(super) struct PlanPlaces {
     pub(super) pieces: Range<usize>,
     pub(super) piece_count: usize,
     pub(super) first_place: Range<usize>,
+}
+
+/// How contexts are divided where they are added up in one order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SplitPlaces {
+    pub(super) keys: u32,
+    pub(super) joins: Range<usize>,
+    pub(super) join_count: usize,
 }
 
 /// Numbers of rows that decode steps are rounded up to.
@@ -76,6 +121,9 @@ pub(super) fn bucket(rows: usize) -> usize {
 impl Cuts {
     /// Pieces of a step of so many decoded rows, at most.
     pub(super) fn most_pieces(&self, rows: usize) -> usize {
+        if self.attention != Attention::Split {
+            return 0;
+        }
         (self.blocks / self.blocks_of_piece.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
     }
 
@@ -84,7 +132,11 @@ impl Cuts {
         let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
         let plans = self.windows.len()
             * (self.most_pieces(sequences) * size_of::<Piece>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
-        let tiles = (rows / 64 + sequences + 1) * size_of::<QueryTile>();
+        // A sequence that is decoded has a tile for each split, and a join.
+        let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
+        let tiles = (rows / 64 + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
+            + sequences * size_of::<Join>()
+            + ALIGNMENT;
         let arrays = rows * (4 + 4 + 8) + plans + tiles + logit_rows * 4 + 8 * ALIGNMENT;
         arrays.saturating_add(tables)
     }
@@ -121,7 +173,8 @@ impl Cuts {
         });
         let spare = std::iter::repeat_n(self.spare_page, padding * stride);
         let page_tables = packing.put(tables.chain(spare).map(u32::to_le_bytes));
-        let plans = match decoded.is_empty() {
+        let is_split = self.attention == Attention::Split;
+        let plans = match decoded.is_empty() || !is_split {
             true => Vec::new(),
             false => self
                 .windows
@@ -129,23 +182,31 @@ impl Cuts {
                 .map(|window| self.put_plan(&mut packing, &decoded, *window, shape))
                 .collect(),
         };
-        let mut tiles = Vec::new();
+        let (mut tiles, joins) = self.decode_tiles(&decoded, decoded.len() + padding, stride);
         let mut row = decoded.len() as u32;
+        let first_place = tiles.len() as u32;
         for (index, (_, sequence)) in others.iter().enumerate() {
             let (count, start) = (sequence.tokens.len() as u32, sequence.start as u32);
-            tiles.extend(QueryTile::cover((decoded.len() + index) as u32, row, count, start));
+            let sequence = (decoded.len() + index) as u32;
+            tiles.extend(QueryTile::cover(sequence, row, count, start, first_place + row));
             row += count;
         }
         let tile_count = tiles.len();
-        let words =
-            tiles.iter().flat_map(|tile| [tile.first_row, tile.rows, tile.first_position, tile.sequence]);
-        let tiles = packing.put(words.map(u32::to_le_bytes));
+        let tiles = packing.put(tiles.iter().flat_map(QueryTile::words).map(u32::to_le_bytes));
+        let splits = match self.attention {
+            Attention::OneOrder { split_keys } => {
+                let words = joins.iter().flat_map(|join| [join.row, join.place, join.parts]);
+                let placed = packing.put(words.map(u32::to_le_bytes));
+                Some(SplitPlaces { keys: split_keys, joins: placed, join_count: joins.len() })
+            }
+            Attention::Split => None,
+        };
         let wanted = match shape {
             Some(_) => None,
             None => Some(packing.put(wanted_rows(batch, &ordered).into_iter().map(u32::to_le_bytes))),
         };
         let logit_rows = batch.logit_rows();
-        let decoded = decoded.len() + padding;
+        let decoded = if is_split { decoded.len() + padding } else { 0 };
         let bytes = packing.bytes.len();
         Step {
             rows,
@@ -160,9 +221,36 @@ impl Cuts {
             plans,
             tiles,
             tile_count,
+            splits,
             wanted,
             bytes,
         }
+    }
+
+    /// The tiles of decoded rows where attention has one order, and their joins if contexts may have several splits. Each row has
+    /// as many tiles as its page table has room for, so that a shape has its arrays in the same places. Rows too many see the
+    /// first place of the spare page, where all of them write the same.
+    fn decode_tiles(
+        &self,
+        decoded: &[(usize, &BatchSequence)],
+        rows: usize,
+        stride: usize,
+    ) -> (Vec<QueryTile>, Vec<Join>) {
+        let (mut tiles, mut joins) = (Vec::new(), Vec::new());
+        let Attention::OneOrder { split_keys } = self.attention else { return (tiles, joins) };
+        let splits = self.attention.splits(stride);
+        for row in 0..rows {
+            let position = decoded.get(row).map_or(0, |(_, sequence)| sequence.start) as u32;
+            let (row, place) = (row as u32, tiles.len() as u32);
+            if splits == 1 {
+                tiles.extend(QueryTile::cover(row, row, 1, position, place));
+                continue;
+            }
+            tiles.extend(QueryTile::parts(row, row, position, split_keys, place));
+            joins.push(Join { row, place, parts: tiles.len() as u32 - place });
+            tiles.resize(place as usize + splits, QueryTile::NONE);
+        }
+        (tiles, joins)
     }
 
     /// A step of a shape has as many pieces as it can have at most: those too many see nothing.
@@ -209,7 +297,7 @@ impl Packing<'_> {
 }
 
 /// Pages of a row of the tables.
-fn stride(pages: usize) -> usize {
+pub(super) fn stride(pages: usize) -> usize {
     pages.max(LEAST_STRIDE).next_power_of_two()
 }
 
@@ -239,7 +327,8 @@ mod tests {
     use crate::batch::{LogitsWanted, PageId};
 
     fn cuts() -> Cuts {
-        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_of_piece: 2, spare_page: 99 }
+        let attention = Attention::Split;
+        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_of_piece: 2, spare_page: 99, attention }
     }
 
     fn sequence(start: usize, tokens: &[u32], logits: LogitsWanted) -> BatchSequence {
@@ -268,7 +357,8 @@ mod tests {
         let slots: Vec<u32> = words(&bytes, &step.slots).chunks(2).map(|pair| pair[0]).collect();
         assert_eq!(slots, [12 * 16 + 8, 10 * 16 + 15, 11 * 16, 11 * 16 + 1, 160, 161]);
         assert_eq!(words(&bytes, step.wanted.as_ref().unwrap()), [2, 3, 0]);
-        assert_eq!(words(&bytes, &step.tiles), [1, 3, 15, 1, 4, 2, 0, 2]);
+        assert_eq!(words(&bytes, &step.tiles)[..4], [1, 3, 15, 1]);
+        assert_eq!(words(&bytes, &step.tiles)[8..12], [4, 2, 0, 2]);
         assert_eq!(words(&bytes, &step.page_tables)[..4], [10, 11, 12, 99]);
         let windowed = words(&bytes, &step.plans[1].pieces);
         assert_eq!((windowed[1], windowed[2]), (37, 41));
@@ -293,6 +383,51 @@ mod tests {
         assert_eq!(first_place[3], first_place[4]);
         let (longer, _) = step(&[64 * 16, 1, 2, 3]);
         assert_eq!(longer.shape, Some(DecodeShape { rows: 4, stride: 128 }));
+    }
+
+    #[test]
+    fn where_attention_has_one_order_every_row_is_of_a_tile_and_shapes_keep_their_places() {
+        let cuts = Cuts { attention: Attention::OneOrder { split_keys: 512 }, ..cuts() };
+        let mut bytes = Vec::new();
+        let sequences = vec![
+            sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
+            sequence(40, &[7], LogitsWanted::Last),
+            sequence(0, &[4, 5], LogitsWanted::None),
+        ];
+        let step = cuts.pack(&Batch { sequences }, true, &mut bytes);
+        // A page table of 64 pages has room for two splits.
+        assert_eq!((step.rows, step.decoded, step.plans.len(), step.tile_count), (6, 0, 0, 4));
+        let all = u32::MAX;
+        let tiles = [
+            [0, 1, 40, 0, 0, 512, 0, 1],
+            QueryTile::NONE.words(),
+            [1, 3, 15, 1, 0, all, 3, 0],
+            [4, 2, 0, 2, 0, all, 6, 0],
+        ];
+        assert_eq!(words(&bytes, &step.tiles), tiles.as_flattened());
+        let splits = step.splits.as_ref().unwrap();
+        assert_eq!((splits.keys, words(&bytes, &splits.joins)), (512, vec![0, 0, 1]));
+        assert!(cuts.attention.most_places(6, 3, 64) >= 8);
+        assert!(bytes.len() <= cuts.most_bytes(6, 3, 3, 3));
+        let mut decode = |starts: &[usize]| {
+            let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
+            (cuts.pack(&Batch { sequences }, true, &mut bytes), bytes.clone())
+        };
+        let (three, bytes_of_three) = decode(&[0, 900, 33]);
+        let (four, _) = decode(&[1, 2, 3, 1000]);
+        assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
+        let joins = words(&bytes_of_three, &three.splits.as_ref().unwrap().joins);
+        assert_eq!(joins, [0, 0, 1, 1, 2, 2, 2, 4, 1, 3, 6, 1]);
+        // The row too many is the first of its own page table, which has only the spare page.
+        assert_eq!(words(&bytes_of_three, &three.tiles)[6 * 8..][..8], [3, 1, 0, 3, 0, 512, 6, 1]);
+        assert_eq!(words(&bytes_of_three, &three.page_tables)[3 * 64..], [99; 64]);
+    }
+
+    #[test]
+    fn splits_depend_on_the_model_alone() {
+        for (context, expected) in [(512, 64), (2048, 128), (8192, 512), (10_000, 1024), (131_072, 1024)] {
+            assert_eq!(Attention::in_one_order(context), Attention::OneOrder { split_keys: expected });
+        }
     }
 
     #[test]

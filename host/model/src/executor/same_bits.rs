@@ -1,0 +1,237 @@
+//! Logits are the same bits whatever threads, stages, neighbours, chunks and drafts there are.
+//!
+//! A sequence is computed token by token, alone, on one thread; then in other pages of a pool that others write in, in
+//! random chunks with drafts behind them, between random neighbours, by executors of several sizes.
+
+use skep_kernels::{DType, Isa};
+
+use super::fixture::{MODELS, folder, options, supported};
+use super::{Executor, ExecutorOptions, KvDtype, ModelWeights};
+use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+
+/// Tokens of the sequence that is looked at: several blocks of attention.
+const LENGTH: usize = 290;
+/// Pages of each sequence, and sequences of a pool.
+const PAGES: usize = LENGTH / PAGE_TOKENS + 2;
+const SEQUENCES: usize = 4;
+const KV: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::I8];
+
+/// SplitMix64 from a seed that is printed when a test fails.
+struct Random(u64);
+
+impl Random {
+    fn fresh() -> Self {
+        let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+        println!("seed {nanos}");
+        Random(nanos as u64)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % count as u64) as usize
+    }
+
+    /// Between 1 and one of the bounds.
+    fn count(&mut self, bounds: [usize; 4]) -> usize {
+        let bound = bounds[self.below(4)];
+        1 + self.below(bound)
+    }
+
+    fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(vocabulary) as u32).collect()
+    }
+
+    /// Pages for every sequence, in random order.
+    fn pages(&mut self) -> Vec<Vec<PageId>> {
+        let mut all: Vec<PageId> = (0..(SEQUENCES * PAGES) as u32).map(PageId).collect();
+        for at in (1..all.len()).rev() {
+            all.swap(at, self.below(at + 1));
+        }
+        all.chunks(PAGES).map(<[PageId]>::to_vec).collect()
+    }
+}
+
+/// How the sequence is cut into steps.
+#[derive(Clone, Copy, Debug)]
+enum Chunks {
+    Whole,
+    Random,
+    Single,
+}
+
+/// How an executor is made.
+fn with(isa: Isa, kv: KvDtype, threads: usize) -> ExecutorOptions {
+    ExecutorOptions {
+        kv,
+        threads: Some(threads),
+        kv_tokens: Some(SEQUENCES * PAGES * PAGE_TOKENS),
+        max_batch_tokens: 1024,
+        max_logit_rows: 1024,
+        ..options(isa)
+    }
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// The logits of every token, computed one by one.
+fn alone(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let pages: Vec<PageId> = (0..PAGES as u32).map(PageId).collect();
+    let step = |(start, token): (usize, &u32)| {
+        let sequence =
+            BatchSequence { tokens: vec![*token], start, pages: pages.clone(), logits: LogitsWanted::Last };
+        executor.forward(&Batch { sequences: vec![sequence] }).unwrap();
+        bits(executor.logits(0).unwrap())
+    };
+    tokens.iter().enumerate().map(step).collect()
+}
+
+/// Computes the sequence among others and compares the logits of every token.
+fn check(
+    what: &str,
+    executor: &mut dyn Executor,
+    random: &mut Random,
+    chunks: Chunks,
+    tokens: &[u32],
+    alone: &[Vec<u32>],
+) {
+    let vocabulary = executor.limits().vocabulary_size;
+    let pages = random.pages();
+    // Where each neighbour is. The sequence itself is the first.
+    let mut starts = [0; SEQUENCES];
+    let mut done = 0;
+    while done < tokens.len() {
+        let left = tokens.len() - done;
+        let taken = match chunks {
+            Chunks::Whole => left,
+            Chunks::Random => random.count([2, 7, 40, 200]).min(left),
+            Chunks::Single => 1,
+        };
+        let drafts = random.below(4);
+        let mut rows = tokens[done..done + taken].to_vec();
+        rows.extend(random.tokens(drafts, vocabulary));
+        let own =
+            BatchSequence { tokens: rows, start: done, pages: pages[0].clone(), logits: LogitsWanted::All };
+        let mut sequences = Vec::new();
+        for (start, pages) in starts.iter_mut().zip(&pages).skip(1) {
+            if random.below(3) == 0 {
+                continue;
+            }
+            let count = random.count([1, 3, 30, 90]);
+            if *start + count > LENGTH {
+                *start = 0;
+            }
+            let tokens = random.tokens(count, vocabulary);
+            let logits = if count < 20 { LogitsWanted::All } else { LogitsWanted::Last };
+            sequences.push(BatchSequence { tokens, start: *start, pages: pages.clone(), logits });
+            *start += count;
+        }
+        let place = random.below(sequences.len() + 1);
+        let first: usize = sequences[..place].iter().map(BatchSequence::logit_rows).sum();
+        sequences.insert(place, own);
+        executor.forward(&Batch { sequences }).unwrap();
+        for (row, at) in (done..done + taken).enumerate() {
+            let found = bits(executor.logits(first + row).unwrap());
+            assert!(found == alone[at], "{what}, {chunks:?}: token {at}, {taken} rows and {drafts} drafts");
+        }
+        done += taken;
+    }
+}
+
+const ALL_CHUNKS: [Chunks; 3] = [Chunks::Whole, Chunks::Random, Chunks::Single];
+
+#[test]
+fn logits_do_not_depend_on_threads_neighbours_chunks_or_drafts() {
+    let mut random = Random::fresh();
+    for name in MODELS {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let weights = ModelWeights::load(&checkpoint, &with(Isa::detect(), KvDtype::F32, 2)).unwrap();
+        let tokens = random.tokens(LENGTH, checkpoint.config().vocabulary_size);
+        for isa in supported() {
+            for kv in KV {
+                let alone = alone(&mut *weights.executor(with(isa, kv, 1)).unwrap(), &tokens);
+                for threads in 1..=4 {
+                    let mut executor = weights.executor(with(isa, kv, threads)).unwrap();
+                    // The slower tiers differ in their instructions alone.
+                    let all = if isa == Isa::detect() { &ALL_CHUNKS[..] } else { &ALL_CHUNKS[1..2] };
+                    for chunks in all {
+                        let what = format!("{name} {isa} {kv}, {threads} threads");
+                        check(&what, &mut *executor, &mut random, *chunks, &tokens, &alone);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_do_not_depend_on_pipeline_stages() {
+    let mut random = Random::fresh();
+    for name in MODELS {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let tokens = random.tokens(LENGTH, checkpoint.config().vocabulary_size);
+        let one = with(Isa::detect(), KvDtype::F16, 1);
+        let alone =
+            alone(&mut *ModelWeights::load(&checkpoint, &one).unwrap().executor(one).unwrap(), &tokens);
+        for pipeline_parallel in [2, 3] {
+            let options = ExecutorOptions { pipeline_parallel, ..with(Isa::detect(), KvDtype::F16, 4) };
+            let weights = ModelWeights::load(&checkpoint, &options).unwrap();
+            let mut executor = weights.executor(options).unwrap();
+            for chunks in [Chunks::Whole, Chunks::Random] {
+                let what = format!("{name}, {pipeline_parallel} stages");
+                check(&what, &mut *executor, &mut random, chunks, &tokens, &alone);
+            }
+        }
+    }
+}
+
+/// Ranks that share weights add their parts in the order of the ranks: other bits than one rank, but always the same.
+#[test]
+fn logits_of_each_number_of_ranks_are_reproducible() {
+    let mut random = Random::fresh();
+    for name in MODELS {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        // Ranks meet twice a layer, which takes long where they are more than the cores; two blocks of attention will do.
+        let tokens = random.tokens(LENGTH / 2, checkpoint.config().vocabulary_size);
+        let divisions = if name == MODELS[0] { &[2, 4][..] } else { &[2][..] };
+        for &tensor_parallel in divisions {
+            let options = |threads, pipeline_parallel| ExecutorOptions {
+                tensor_parallel,
+                pipeline_parallel,
+                ..with(Isa::detect(), KvDtype::F16, threads)
+            };
+            let weights = ModelWeights::load(&checkpoint, &options(1, 1)).unwrap();
+            let alone = alone(&mut *weights.executor(options(1, 1)).unwrap(), &tokens);
+            for (threads, stages) in [(5, 1), (4, 2)] {
+                let weights = ModelWeights::load(&checkpoint, &options(threads, stages)).unwrap();
+                let mut executor = weights.executor(options(threads, stages)).unwrap();
+                let what = format!("{name}, {tensor_parallel} ranks, {stages} stages, {threads} threads");
+                check(&what, &mut *executor, &mut random, Chunks::Random, &tokens, &alone);
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_of_every_weight_format_do_not_depend_on_the_batch() {
+    let mut random = Random::fresh();
+    let options = |threads| with(Isa::detect(), KvDtype::F16, threads);
+    for dtype in DType::ALL {
+        let checkpoint = Checkpoint::synthetic(ModelConfig::shape("tiny").unwrap(), dtype).unwrap();
+        let weights = ModelWeights::load(&checkpoint, &options(2)).unwrap();
+        let tokens = random.tokens(LENGTH, checkpoint.config().vocabulary_size);
+        let alone = alone(&mut *weights.executor(options(1)).unwrap(), &tokens);
+        for threads in [1, 3] {
+            let mut executor = weights.executor(options(threads)).unwrap();
+            for chunks in [Chunks::Whole, Chunks::Random] {
+                let what = format!("{dtype}, {threads} threads");
+                check(&what, &mut *executor, &mut random, chunks, &tokens, &alone);
+            }
+        }
+    }
+}
