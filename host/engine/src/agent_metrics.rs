@@ -16,6 +16,8 @@ pub(crate) enum TokenKind {
     Accepted,
     /// Drafted in vain.
     Rejected,
+    /// Produced, and taken back because a value did not satisfy its schema.
+    TakenBack,
 }
 
 /// How a request ended.
@@ -54,7 +56,10 @@ impl AgentMetrics {
         AgentMetrics {
             requests: Outcome::ALL
                 .map(|outcome| counter!(metric::REQUESTS, &with("outcome", outcome.label()))),
-            tokens: TokenKind::ALL.map(|kind| counter!(metric::TOKENS, &with("kind", kind.label()))),
+            tokens: TokenKind::ALL.map(|kind| match kind {
+                TokenKind::TakenBack => counter!(metric::TAKEN_BACK, &labels),
+                kind => counter!(metric::TOKENS, &with("kind", kind.label())),
+            }),
             preemptions: counter!(metric::PREEMPTIONS, &labels),
             queue: histogram!(metric::QUEUE, &labels),
             first_token: histogram!(metric::FIRST_TOKEN, &labels),
@@ -73,8 +78,15 @@ impl AgentMetrics {
 }
 
 impl TokenKind {
-    const ALL: [Self; 6] =
-        [Self::Prompt, Self::Cached, Self::Sampled, Self::Forced, Self::Accepted, Self::Rejected];
+    const ALL: [Self; 7] = [
+        Self::Prompt,
+        Self::Cached,
+        Self::Sampled,
+        Self::Forced,
+        Self::Accepted,
+        Self::Rejected,
+        Self::TakenBack,
+    ];
 
     fn label(self) -> &'static str {
         match self {
@@ -84,6 +96,7 @@ impl TokenKind {
             Self::Forced => "forced",
             Self::Accepted => "accepted",
             Self::Rejected => "rejected",
+            Self::TakenBack => "taken_back",
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use skep_model::{TokenDecoder, Tokenizer};
 
 /// The text of one generation.
+#[derive(Clone)]
 pub(crate) struct Detokeniser {
     decoder: TokenDecoder,
     stops: StopStrings,
@@ -44,7 +45,7 @@ impl Detokeniser {
 }
 
 /// Cuts text at stop strings.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct StopStrings {
     stops: Vec<String>,
     held: String,

@@ -19,9 +19,10 @@ use crate::mask_worker::MaskWorker;
 use crate::router::{LoadShare, ReplicaView};
 use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::sequence::{Sequence, SequenceContext, SequenceId};
-use crate::speculation::Speculator;
+use crate::speculation::{GrammarDrafter, Speculator};
 use crate::step::{self, Committed, RowUse};
-use crate::stream::EventSender;
+use crate::stream::{EventSender, SpentTokens};
+use crate::take_back::Checks;
 use crate::telemetry::QueuePlace;
 use crate::{EngineError, GenerateRequest, ModelInfo};
 
@@ -49,7 +50,11 @@ pub(crate) struct Submission {
     pub request: GenerateRequest,
     pub max_tokens: usize,
     pub matcher: Option<OutputConstraint>,
+    /// Of the matcher's.
+    pub drafter: Option<GrammarDrafter>,
+    pub checks: Option<Arc<Checks>>,
     pub events: EventSender,
+    pub spent: SpentTokens,
     pub submitted: Instant,
     pub deadline: Instant,
     pub place: QueuePlace,
@@ -59,8 +64,7 @@ pub(crate) struct Submission {
 pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
-    /// `None` where speculation is off.
-    speculator: Option<Speculator>,
+    speculator: Speculator,
     lookahead: Lookahead,
     masks: MaskWorker,
     context: Arc<SequenceContext>,
@@ -73,7 +77,7 @@ impl EngineLoop {
     pub fn new(
         executor: Box<dyn Executor>,
         scheduler: Scheduler,
-        speculator: Option<Speculator>,
+        speculator: Speculator,
         masks: MaskWorker,
         info: &ModelInfo,
         tokenizer: &Arc<Tokenizer>,
@@ -97,9 +101,7 @@ impl EngineLoop {
             self.scheduler.end_interrupted(Instant::now());
             self.scheduler.admit();
             let mut plan = self.scheduler.plan();
-            if let Some(speculator) = &mut self.speculator {
-                self.scheduler.plan_drafts(&mut plan, speculator);
-            }
+            self.scheduler.plan_drafts(&mut plan, &mut self.speculator);
             if !plan.is_empty() {
                 self.step(plan);
             }
@@ -193,7 +195,7 @@ impl EngineLoop {
         }
         let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
         let next = match self.executor.goes_on() {
-            true => self.lookahead.next(&mut self.scheduler, &batch, &uses, self.speculator.is_some()),
+            true => self.lookahead.next(&mut self.scheduler, &batch, &uses, self.speculator.looks_up()),
             false => None,
         };
         let (outputs, broken) = self.sample(&uses, next.as_ref());
@@ -206,12 +208,10 @@ impl EngineLoop {
         for (used, outputs) in uses.into_iter().zip(outputs) {
             self.commit(used, outputs);
         }
-        if let Some(speculator) = &mut self.speculator {
-            if batch.logit_rows() == batch.token_count() {
-                speculator.record_step(batch.token_count(), took);
-            }
-            speculator.retain(|id| self.scheduler.sequence(id).is_some());
+        if batch.logit_rows() == batch.token_count() {
+            self.speculator.record_step(batch.token_count(), took);
         }
+        self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
     }
 
     /// The outputs of each use, in the order of its rows, and what broke the executor. A row that fails is otherwise a failure of
@@ -255,10 +255,13 @@ impl EngineLoop {
     fn commit(&mut self, used: RowUse, outputs: RowOutputs) {
         let id = used.id;
         let Some(sequence) = self.scheduler.sequence_mut(id) else { return };
-        let Committed { ending, computed, draft } = used.commit(sequence, outputs);
-        if let (Some(draft), Some(speculator)) = (draft, &mut self.speculator) {
-            sequence.record_draft(draft.accepted, draft.rejected);
-            speculator.record_draft(id, draft.accepted, draft.refuted);
+        let Committed { ending, computed, draft, cut } = used.commit(sequence, outputs);
+        if let Some(draft) = draft {
+            sequence.record_rejected(draft.rejected);
+            self.speculator.record_draft(id, &draft.tried);
+        }
+        if cut {
+            self.speculator.forget_tokens(id);
         }
         self.scheduler.computed(id, computed);
         if let Some(ending) = ending {

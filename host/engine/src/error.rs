@@ -24,6 +24,12 @@ pub enum EngineError {
     /// No engine serves a model of this name.
     #[error("no model is called `{name}`; there are: {}", known.join(", "))]
     ModelUnknown { name: String, known: Vec<String> },
+    /// The form of the output allowed what the schema does not, and generating it again did not help.
+    #[error(
+        "{place} does not satisfy its schema: {reason}; {taken_back} tokens were taken back and generated again in vain. \
+         Loosen this keyword, or ask again with another prompt or seed"
+    )]
+    SchemaUnsatisfied { place: String, reason: String, taken_back: u32 },
     /// Constrained output was cut off before it was complete.
     #[error("the output was cut off before it was complete; raise max_tokens")]
     Truncated,
@@ -48,6 +54,7 @@ impl EngineError {
             EngineError::ContextOverflow { .. } => "context_overflow",
             EngineError::InvalidRequest { .. } => "invalid_request",
             EngineError::Constraint { .. } => "schema_invalid",
+            EngineError::SchemaUnsatisfied { .. } => "schema_unsatisfied",
             EngineError::ModelUnknown { .. } => "model_unknown",
             EngineError::Truncated => "truncated",
             EngineError::Cancelled => "cancelled",

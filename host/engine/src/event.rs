@@ -1,6 +1,8 @@
 //! What a generation reports while it runs. The texts of all tokens and the held-back rest, joined, are exactly the
 //! final text, however the tokens were grouped into steps.
 
+use serde::{Deserialize, Serialize};
+
 /// In this order: `Started`, `PromptLogprobs` if asked for, any number of `Token`, `Finished`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
@@ -24,6 +26,17 @@ pub struct Token {
     /// The constraint left no other choice, so the token was appended without sampling.
     pub forced: bool,
     pub logprob: Option<TokenLogprob>,
+    /// What had been taken back in the generation when this token was settled, with all that came before it. A run that
+    /// goes on after this token has to be told it.
+    pub taken_back: TakenBack,
+}
+
+/// Output that was complete, did not satisfy its schema where the masks cannot enforce it, and was generated again. None of
+/// it was ever told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenBack {
+    pub times: u32,
+    pub tokens: u32,
 }
 
 /// A log-probability under the model's own distribution, before temperature, penalties and masks.
@@ -75,9 +88,17 @@ pub struct Usage {
     pub accepted_tokens: u32,
     /// Drafted tokens that were computed in vain. They are not part of the output.
     pub rejected_tokens: u32,
+    /// Tokens that were produced and taken back, because a value did not satisfy its schema. They are not part of the
+    /// output.
+    pub taken_back_tokens: u32,
 }
 
 impl Usage {
+    /// Tokens that were produced, whether they stayed or not: what budgets count.
+    pub fn produced_tokens(&self) -> usize {
+        self.completion_tokens as usize + self.taken_back_tokens as usize
+    }
+
     /// Adds another generation's; a sum stays at its largest value rather than start over.
     pub fn add(&mut self, other: &Usage) {
         let sums = [
@@ -87,6 +108,7 @@ impl Usage {
             (&mut self.forced_tokens, other.forced_tokens),
             (&mut self.accepted_tokens, other.accepted_tokens),
             (&mut self.rejected_tokens, other.rejected_tokens),
+            (&mut self.taken_back_tokens, other.taken_back_tokens),
         ];
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);

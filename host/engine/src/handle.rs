@@ -9,14 +9,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::future::join_all;
 use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
 
-use crate::constraint::ConstraintCompiler;
+use crate::constraint::{CompileShares, ConstraintCompiler};
 use crate::engine_loop::Submission;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::replica::{Replica, Unsent};
 use crate::router::{Placement, Router};
-use crate::speculation::Speculation;
-use crate::stream::{self, EventReceiver, TokenStream};
+use crate::speculation::{GrammarDrafter, Speculation};
+use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
+use crate::take_back::ChecksCache;
 use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing, TokenMeter, Weights};
 
 /// Stands for defaults too far away to be a point in time.
@@ -99,6 +100,8 @@ pub struct EngineStats {
     /// Sampled tokens that had been drafted, and drafted ones that were not sampled.
     pub accepted_tokens: u64,
     pub rejected_tokens: u64,
+    /// Produced, and taken back because a value did not satisfy its schema.
+    pub taken_back_tokens: u64,
     /// Sequences that gave up their pages to older ones and went on later.
     pub preemptions: u64,
 }
@@ -117,9 +120,18 @@ struct Shared {
     /// The longest sequence that can ever run.
     sequence_limit: usize,
     constraints: ConstraintCompiler,
+    compiling: CompileShares,
+    checks: ChecksCache,
     router: Router,
     replicas: Vec<Replica>,
     draining: AtomicBool,
+}
+
+/// The caller's end of a request that is queued.
+struct Queued {
+    events: EventReceiver,
+    spent: SpentTokens,
+    warnings: Arc<[String]>,
 }
 
 impl Engine {
@@ -171,6 +183,8 @@ impl Engine {
             tokenizer,
             template,
             constraints,
+            compiling: CompileShares::default(),
+            checks: ChecksCache::default(),
             router: Router::new(options.routing, hash, options.max_queue, views),
             replicas,
             options,
@@ -184,7 +198,7 @@ impl Engine {
     pub fn generate(&self, request: GenerateRequest) -> Result<TokenStream, EngineError> {
         let mut span = GenerationSpan::new(&self.shared.info.name, &request);
         match self.queue(request) {
-            Ok(events) => Ok(TokenStream::new(events, span)),
+            Ok(Queued { events, spent, warnings }) => Ok(TokenStream::new(events, span, spent, warnings)),
             Err(error) => {
                 span.fail(&error);
                 Err(error)
@@ -192,29 +206,49 @@ impl Engine {
         }
     }
 
-    fn queue(&self, request: GenerateRequest) -> Result<EventReceiver, EngineError> {
+    fn queue(&self, request: GenerateRequest) -> Result<Queued, EngineError> {
         let shared = &self.shared;
         if shared.draining.load(Ordering::Acquire) {
             return Err(EngineError::ShuttingDown);
         }
         let max_tokens = request.validate(&shared.info, shared.sequence_limit)?;
         let placement = shared.router.place(&request)?;
-        let matcher = match &request.constraint {
-            Some(constraint) => Some(shared.constraints.compile(constraint)?),
-            None => None,
-        };
+        let (mut matcher, mut drafter, mut checks) = (None, None, None);
+        let mut warnings = Arc::default();
+        if let Some(constraint) = &request.constraint {
+            let tenant = &request.affinity.tenant;
+            let _place = shared.compiling.enter(tenant)?;
+            let compiled = shared.constraints.compile_for(tenant, constraint)?;
+            checks = shared.checks.of(compiled.unenforced())?;
+            warnings = compiled.warnings().clone();
+            matcher = Some(compiled);
+            let (constraints, tokenizer) = (&shared.constraints, &shared.tokenizer);
+            drafter = Some(GrammarDrafter::new(constraints, constraint, &request.prompt, tokenizer));
+        }
         let submitted = Instant::now();
         let deadline = request.deadline.unwrap_or_else(|| {
             submitted.checked_add(shared.options.default_deadline).unwrap_or(submitted + LONGEST_DEADLINE)
         });
         let (events, received) = stream::channel(max_tokens);
+        let spent = SpentTokens::default();
         let Placement { mut replica, queue, load } = placement;
-        let submission =
-            Submission { request, max_tokens, matcher, events, submitted, deadline, place: queue, load };
+        let submission = Submission {
+            request,
+            max_tokens,
+            matcher,
+            drafter,
+            checks,
+            events,
+            spent: spent.clone(),
+            submitted,
+            deadline,
+            place: queue,
+            load,
+        };
         let mut submission = Box::new(submission);
         loop {
             submission = match shared.replicas[replica].submit(submission) {
-                Ok(()) => return Ok(received),
+                Ok(()) => return Ok(Queued { events: received, spent, warnings }),
                 Err(Unsent::Full) => return Err(EngineError::Busy { retry_after_ms: FULL_CHANNEL_MS }),
                 Err(Unsent::Gone(returned)) => returned,
             };
@@ -271,6 +305,11 @@ impl Engine {
         self.shared.constraints.compile(constraint).map(|_| ())
     }
 
+    /// What in a constraint looks like a mistake, though it is valid: a keyword that is a letter away from a known one.
+    pub fn constraint_warnings(&self, constraint: &Constraint) -> Result<Vec<String>, EngineError> {
+        self.shared.constraints.compile(constraint).map(|compiled| compiled.warnings().to_vec())
+    }
+
     /// Refuses new requests and waits until the running ones have ended; past the deadline they end with
     /// `ShuttingDown`.
     pub async fn drain(&self, deadline: Duration) {
@@ -294,6 +333,7 @@ impl EngineStats {
             forced_tokens: self.forced_tokens + other.forced_tokens,
             accepted_tokens: self.accepted_tokens + other.accepted_tokens,
             rejected_tokens: self.rejected_tokens + other.rejected_tokens,
+            taken_back_tokens: self.taken_back_tokens + other.taken_back_tokens,
             preemptions: self.preemptions + other.preemptions,
         }
     }

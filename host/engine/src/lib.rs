@@ -34,16 +34,19 @@ mod sequence;
 mod speculation;
 mod step;
 mod stream;
+mod take_back;
 mod telemetry;
 #[cfg(test)]
 mod tests;
 
 pub use error::EngineError;
-pub use event::{FinishReason, Finished, Timing, Token, TokenEvent, TokenLogprob, Usage};
+pub use event::{FinishReason, Finished, TakenBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};
 pub use handle::{Engine, EngineOptions, EngineStats, ModelInfo};
 pub use model_set::ModelSet;
-pub use request::{Affinity, Constraint, GenerateRequest, Priority};
+pub use request::{
+    Affinity, BeforeCalls, CallMarkup, CallableTool, Constraint, GenerateRequest, Priority, ToolCallForm,
+};
 pub use router::Routing;
 pub use skep_model::{Sampling, SpecialTokens};
 pub use speculation::{DraftLimits, Speculation};

@@ -20,6 +20,8 @@ pub(crate) struct MaskJob {
     pub draft: Draft,
     /// Ids that are never drawn.
     pub banned: Vec<u32>,
+    /// Ids that are not drawn after so many tokens of the draft.
+    pub excluded: Vec<(usize, u32)>,
 }
 
 /// What came of a job.
@@ -97,11 +99,12 @@ impl MaskJob {
 
     fn run_with(
         self,
-        masks: impl FnOnce(&mut OutputConstraint, &Draft, &[u32]) -> Result<Vec<TokenMask>, EngineError>,
+        masks: impl FnOnce(&mut OutputConstraint, &Draft, &Barred) -> Result<Vec<TokenMask>, EngineError>,
     ) -> Masked {
-        let MaskJob { id, mut constraint, draft, banned } = self;
+        let MaskJob { id, mut constraint, draft, banned, excluded } = self;
+        let barred = Barred { banned, excluded };
         let computed = catch_unwind(AssertUnwindSafe(move || {
-            let masks = masks(&mut constraint, &draft, &banned);
+            let masks = masks(&mut constraint, &draft, &barred);
             (constraint, masks)
         }));
         match computed {
@@ -114,17 +117,29 @@ impl MaskJob {
     }
 }
 
+/// What is not drawn though the constraint allows it.
+struct Barred {
+    banned: Vec<u32>,
+    excluded: Vec<(usize, u32)>,
+}
+
+impl Barred {
+    /// The mask without them, after so many tokens of the draft; `None` if nothing is left to draw.
+    fn applied_to(&self, mut mask: TokenMask, after: usize) -> Option<TokenMask> {
+        let here = self.excluded.iter().filter(|(at, _)| *at == after);
+        here.for_each(|(_, token)| mask.exclude(*token));
+        (mask.choices(&self.banned) > 0).then_some(mask)
+    }
+}
+
 /// The masks of the rows that draw behind the known tokens and behind the draft's. Only a failure of the first row is
 /// one of the sequence: the others may never be reached.
 fn masks(
     constraint: &mut OutputConstraint,
     draft: &Draft,
-    banned: &[u32],
+    barred: &Barred,
 ) -> Result<Vec<TokenMask>, EngineError> {
-    let first = constraint.mask()?;
-    if !first.allows_other_than(banned) {
-        return Ok(Vec::new());
-    }
+    let Some(first) = barred.applied_to(constraint.mask()?, 0) else { return Ok(Vec::new()) };
     let mut masks = vec![first];
     if draft.tokens.is_empty() {
         return Ok(masks);
@@ -135,9 +150,9 @@ fn masks(
             break;
         }
         if draft.draws_after(at + 1) {
-            match ahead.mask() {
-                Ok(mask) if mask.allows_other_than(banned) => masks.push(mask),
-                _ => break,
+            match ahead.mask().ok().and_then(|mask| barred.applied_to(mask, at + 1)) {
+                Some(mask) => masks.push(mask),
+                None => break,
             }
         }
     }
@@ -151,18 +166,20 @@ mod tests {
     use super::*;
     use crate::Constraint;
     use crate::constraint::ConstraintCompiler;
-    use crate::speculation::DraftToken;
+    use crate::speculation::{DraftToken, Source};
     use crate::tests::fixture::{EOS, byte_tokenizer};
 
     fn job(id: u64, pattern: &str, draft: &str) -> MaskJob {
         let compiler = ConstraintCompiler::new(&Arc::new(byte_tokenizer()), 320, &[EOS], "bytes").unwrap();
         let constraint = compiler.compile(&Constraint::Regex(pattern.to_string())).unwrap();
-        let tokens = draft.bytes().map(|id| DraftToken { id: u32::from(id), forced: false }).collect();
+        let tokens =
+            draft.bytes().map(|id| DraftToken { id: u32::from(id), forced: false, source: Source::Grammar });
         MaskJob {
             id: SequenceId(id),
             constraint: Box::new(constraint),
-            draft: Draft { tokens },
+            draft: Draft { tokens: tokens.collect() },
             banned: vec![EOS],
+            excluded: Vec::new(),
         }
     }
 
@@ -185,6 +202,15 @@ mod tests {
             assert_eq!(letters(&masked[2]), ["pq", "pq"]);
             assert!(masked.iter().all(|masked| masked.constraint.is_some()));
         }
+    }
+
+    #[test]
+    fn what_is_excluded_at_a_position_is_in_no_mask_of_it() {
+        let excluded = vec![(0, u32::from(b'b')), (2, u32::from(b'e'))];
+        let masked = MaskJob { excluded, ..job(1, "[ab][cd][ef]g*", "acf") }.run();
+        assert_eq!(letters(&masked), ["a", "cd", "f", "g"]);
+        let excluded = vec![(0, u32::from(b'a')), (0, u32::from(b'b'))];
+        assert!(letters(&MaskJob { excluded, ..job(1, "[ab][cd]", "") }.run()).is_empty());
     }
 
     #[test]

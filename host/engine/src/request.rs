@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_model::Sampling;
 
-use crate::{EngineError, ModelInfo};
+use crate::{EngineError, ModelInfo, TakenBack};
 
 /// Bounds on what one request may carry.
 const MAX_STOP_STRINGS: usize = 16;
@@ -35,11 +35,22 @@ pub enum Priority {
 
 /// What the output must look like.
 ///
-/// JSON is generated in one spelling, with one space after `:` and `,` and no other white space, so that a small model
-/// cannot spend its tokens on blank lines. The spelling also makes most of the punctuation forced, hence free.
+/// JSON may be written in any way of the *accepted set*:
+///
+/// - White space where JSON allows it, before and after the document too. At each place it is nothing, one space, or a
+///   line break followed by at most 20 spaces or tabs.
+/// - Properties in the order of the schema, then those that it requires without describing them, then others.
+/// - The names that the schema spells out without needless escapes. `\u` escapes may stand in strings that have no
+///   `pattern`, `enum`, `const` or `format`, except where additional properties have a schema of their own beside
+///   described ones.
+/// - Numbers with a fraction or an exponent where the schema allows them and has no bound that forbids them.
+///
+/// A schema's keywords are enforced token by token where a grammar can follow them. Where it cannot (`uniqueItems`,
+/// `not`, `if`, …), the mask lets more through and the value is checked when it is complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
-    /// A JSON Schema; a keyword that cannot be enforced is an error, never ignored.
+    /// A JSON Schema of draft 4 to 2020-12. Unknown keywords are annotations. Refused are malformed schemas,
+    /// references out of the document, what nothing satisfies, and what is past the bounds on size and complexity.
     JsonSchema(Value),
     /// Any JSON object.
     JsonObject,
@@ -47,6 +58,52 @@ pub enum Constraint {
     Regex(String),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
+    /// Tool calls in a model's markup.
+    ToolCalls(ToolCallForm),
+}
+
+/// The form of an answer that calls tools. A call is
+/// `OPEN {"name": "…", "arguments": {…}} CLOSE`, written in any way of the accepted set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolCallForm {
+    /// The tools that may be called.
+    pub tools: Vec<CallableTool>,
+    pub before: BeforeCalls,
+    /// Whether one answer may make several calls.
+    pub parallel: bool,
+    pub markup: CallMarkup,
+}
+
+/// A tool as the grammar needs it. The name has no characters that JSON escapes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallableTool {
+    pub name: String,
+    /// JSON Schema of the arguments, which are an object even where it does not say so.
+    pub parameters: Value,
+}
+
+/// What may come before the first call, or instead of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum BeforeCalls {
+    /// The answer begins with a call.
+    Nothing,
+    /// Any text.
+    Text,
+    /// A JSON document or a regular expression instead of calls.
+    Answer(Box<Constraint>),
+}
+
+/// The text around calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallMarkup {
+    pub open: String,
+    pub close: String,
+    /// What a template writes between two calls.
+    pub between: String,
+    /// Whether the tokenizer has `open` as a special token, which no text contains.
+    pub open_is_special: bool,
+    /// Texts of the markup that free text never contains, beside `open`.
+    pub reserved: Vec<String>,
 }
 
 /// One generation.
@@ -73,6 +130,8 @@ pub struct GenerateRequest {
     /// Output that an earlier run of the same request produced before it was cut off. It is taken over, told again, and
     /// counted as produced; then the generation goes on with the draw that would have come next.
     pub resume: Vec<u32>,
+    /// What that run had taken back by then, as it was told with the last of these tokens.
+    pub resume_taken_back: TakenBack,
     pub affinity: Affinity,
     pub priority: Priority,
     /// `None`: the engine's default.
@@ -93,6 +152,7 @@ impl GenerateRequest {
             prompt_logprobs: None,
             keep_special: false,
             resume: Vec::new(),
+            resume_taken_back: TakenBack::default(),
             affinity: Affinity::default(),
             priority: Priority::default(),
             deadline: None,

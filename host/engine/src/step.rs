@@ -12,8 +12,8 @@ use crate::constraint::TokenMask;
 use crate::kv::pages_for;
 use crate::mask_worker::{MaskJob, Masked};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler};
-use crate::sequence::{Sequence, SequenceId};
-use crate::speculation::{Draft, DraftToken};
+use crate::sequence::{Draw, Sequence, SequenceId};
+use crate::speculation::{Draft, DraftToken, Tried};
 use crate::{EngineError, FinishReason};
 
 /// What the logit rows of one planned sequence are for.
@@ -52,15 +52,16 @@ pub(crate) struct Committed {
     pub computed: usize,
     /// `None` if there was no draft.
     pub draft: Option<CheckedDraft>,
+    /// Tokens that were known before were taken back.
+    pub cut: bool,
 }
 
 /// What became of a draft.
 pub(crate) struct CheckedDraft {
-    /// Drawn tokens that are as drafted, and drafted ones that are not drawn.
-    pub accepted: usize,
+    /// Of the tokens that a row had to draw: those that came true, and the one after which another was drawn.
+    pub tried: Vec<Tried>,
+    /// Drafted tokens that were computed in vain.
     pub rejected: usize,
-    /// Another token was drawn, rather than that the sequence ended before it.
-    pub refuted: bool,
 }
 
 pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
@@ -92,7 +93,14 @@ pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> 
         let sequence = scheduler.sequence_mut(planned.id)?;
         let (draws, banned) = (draws(sequence, planned.tokens), sequence.banned().to_vec());
         let constraint = if draws { sequence.lend_constraint() } else { None };
-        Some(MaskJob { id: planned.id, constraint: constraint?, draft: planned.draft.clone(), banned })
+        let excluded = sequence.excluded();
+        Some(MaskJob {
+            id: planned.id,
+            constraint: constraint?,
+            draft: planned.draft.clone(),
+            banned,
+            excluded,
+        })
     };
     plan.iter().filter_map(job).collect()
 }
@@ -186,16 +194,19 @@ impl RowUse {
         let known = sequence.tokens.len();
         let draft: Vec<u32> = self.draft.ids().collect();
         let ending = append(sequence, self.scores.len(), self.next, &draft, outputs);
-        let came = &sequence.tokens[known..];
+        let came = sequence.tokens.get(known..).unwrap_or_default();
         let agreed = draft.iter().zip(came).take_while(|(drafted, token)| drafted == token).count();
-        let accepted = drawn(&self.draft.tokens[..agreed]);
-        let checked = CheckedDraft {
-            accepted,
-            rejected: drawn(&self.draft.tokens) - accepted,
-            refuted: agreed < draft.len() && agreed < came.len(),
-        };
+        let refuted = agreed < draft.len() && agreed < came.len();
+        let tokens = &self.draft.tokens;
+        let tried = tokens.iter().take(agreed + usize::from(refuted)).enumerate();
+        let tried: Vec<Tried> = tried
+            .filter(|(_, token)| !token.forced)
+            .map(|(at, token)| Tried { source: token.source, came_true: at < agreed })
+            .collect();
+        let checked = CheckedDraft { tried, rejected: drawn(tokens) - drawn(&tokens[..agreed]) };
+        let cut = sequence.tokens.len() < known;
         let draft = (!draft.is_empty()).then_some(checked);
-        Committed { ending, computed: self.tokens + agreed, draft }
+        Committed { ending, computed: self.tokens + agreed, draft, cut }
     }
 }
 
@@ -222,15 +233,21 @@ fn append(
     }
     let rows = match next {
         Next::Nothing => return None,
+        Next::End(Ok(FinishReason::ConstraintDone)) => return sequence.end_complete().transpose(),
         Next::End(ending) => return Some(ending),
         Next::Draw(rows) => rows,
     };
     for drawn in rows {
-        if sequence.tokens[known..] != draft[..drawn.after] {
+        if sequence.tokens.get(known..) != Some(&draft[..drawn.after]) {
             return None;
         }
+        let choices = drawn.mask.as_ref().map_or(usize::MAX, |mask| mask.choices(sequence.banned()));
         let output = outputs.next().unwrap_or_else(|| Err(missing()));
-        let ending = output.and_then(|output| sequence.append_sampled(output)).transpose();
+        let draw = output.map(|row| {
+            let accepted = draft.get(drawn.after) == Some(&row.token);
+            Draw { row, choices, accepted }
+        });
+        let ending = draw.and_then(|draw| sequence.append_sampled(draw)).transpose();
         if ending.is_some() {
             return ending;
         }

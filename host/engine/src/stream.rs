@@ -2,6 +2,8 @@
 //! its next step and frees the sequence's pages. A stream always ends, and never without `Finished` or an error.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use tokio::sync::mpsc;
@@ -24,11 +26,39 @@ pub struct TokenStream {
     events: EventReceiver,
     ended: bool,
     span: GenerationSpan,
+    spent: SpentTokens,
+    warnings: Arc<[String]>,
+}
+
+/// Tokens that a generation has produced, told or not.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SpentTokens(Arc<AtomicUsize>);
+
+impl SpentTokens {
+    pub fn set(&self, tokens: usize) {
+        self.0.store(tokens, Relaxed);
+    }
 }
 
 impl TokenStream {
-    pub(crate) fn new(events: EventReceiver, span: GenerationSpan) -> Self {
-        TokenStream { events, ended: false, span }
+    pub(crate) fn new(
+        events: EventReceiver,
+        span: GenerationSpan,
+        spent: SpentTokens,
+        warnings: Arc<[String]>,
+    ) -> Self {
+        TokenStream { events, ended: false, span, spent, warnings }
+    }
+
+    /// What in the request's constraint looks like a mistake, for its author.
+    pub fn warnings(&self) -> &Arc<[String]> {
+        &self.warnings
+    }
+
+    /// Tokens that were produced so far, those that are held until they are checked and those that were taken back
+    /// included: what budgets count, however the generation ends.
+    pub fn spent_tokens(&self) -> usize {
+        self.spent.0.load(Relaxed)
     }
 
     /// The next event; `None` after `Finished` or an error.

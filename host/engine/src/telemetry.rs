@@ -40,6 +40,7 @@ pub(crate) struct Telemetry {
     forced_tokens: AtomicU64,
     accepted_tokens: AtomicU64,
     rejected_tokens: AtomicU64,
+    taken_back_tokens: AtomicU64,
     preemptions: AtomicU64,
     /// Moving average of the time from admission to the end, for the estimate in `Busy`.
     service_us: AtomicU64,
@@ -111,6 +112,7 @@ impl Telemetry {
             forced_tokens: self.forced_tokens.load(Relaxed),
             accepted_tokens: self.accepted_tokens.load(Relaxed),
             rejected_tokens: self.rejected_tokens.load(Relaxed),
+            taken_back_tokens: self.taken_back_tokens.load(Relaxed),
             preemptions: self.preemptions.load(Relaxed),
         }
     }
@@ -181,6 +183,7 @@ impl RequestTelemetry {
             TokenKind::Forced => &engine.forced_tokens,
             TokenKind::Accepted => &engine.accepted_tokens,
             TokenKind::Rejected => &engine.rejected_tokens,
+            TokenKind::TakenBack => &engine.taken_back_tokens,
         };
         total.fetch_add(count as u64, Relaxed);
         if matches!(kind, TokenKind::Forced) {

@@ -47,11 +47,10 @@ async fn bundled_tokens_stream_like_single_ones() {
         "Almost <tool_ca a call, almost <tool_ca a call".to_string(),
     ];
     for script in &scripts {
-        let (expected, none) = told(script, Speculation::Off).await;
+        let (expected, _) = told(script, Speculation::Off).await;
         let eager = Speculation::PromptLookup(DraftLimits { max_tokens: 12, adaptive: false });
         let (found, accepted) = told(script, eager).await;
         assert_eq!(found, expected, "{script}");
-        assert_eq!(none, 0);
         assert!(accepted > 5, "{accepted} tokens of {script:?} came together");
     }
 }

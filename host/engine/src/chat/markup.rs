@@ -1,7 +1,7 @@
-//! The markup of a tool call: the one form in which calls are asked for, forced, found and shown again.
+//! The markup of tools and their calls: the one form in which calls are asked for, forced, found and shown again.
 //!
-//! Invariant: `call` writes exactly what `tool_grammar` forces, so that a call which a client sends back has the text
-//! that the model produced, and so the same place in the prefix tree.
+//! Invariant: a call that a client sends back is written in the spelling of templates, which the grammar also proposes.
+//! Where the model kept to it the text is what the model produced, and so has the same place in the prefix tree.
 
 use super::message::ToolCall;
 
@@ -9,8 +9,14 @@ pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 pub(super) const RESPONSE_OPEN: &str = "<tool_response>";
 pub(super) const RESPONSE_CLOSE: &str = "</tool_response>";
+/// Around the descriptions of the tools.
+pub(super) const TOOLS_OPEN: &str = "<tools>";
+pub(super) const TOOLS_CLOSE: &str = "</tools>";
 /// Between two calls.
 pub(super) const BETWEEN: &str = "\n";
+
+/// The texts of the markup that never stand in an answer outside of a call.
+pub(super) const RESERVED: [&str; 5] = [CLOSE, RESPONSE_OPEN, RESPONSE_CLOSE, TOOLS_OPEN, TOOLS_CLOSE];
 
 /// What comes before the arguments of a call of `name`.
 pub(super) fn head(name: &str) -> String {

@@ -4,6 +4,7 @@
 //! `tool_grammar` (what the model may produce) → the engine → `tool_parser` (what it said) → `stream` (events) →
 //! `transcript` (what is remembered, token for token). Knows no HTTP, no agents, no tensors.
 
+mod free_text;
 mod json_scan;
 mod markup;
 mod message;
@@ -21,9 +22,11 @@ mod chunking_tests;
 mod drafted;
 #[cfg(test)]
 pub(crate) mod fixture;
+#[cfg(test)]
+mod taken_back_tests;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
-pub use options::ChatOptions;
+pub use options::{ChatOptions, Opening};
 pub use prompt::encode_prompt;
 pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
 pub use transcript::Transcript;

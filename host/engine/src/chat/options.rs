@@ -5,8 +5,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
-use super::message::{ToolChoice, ToolSpec};
-use crate::{Affinity, Constraint, EngineError, Priority};
+use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
+use crate::{Affinity, Constraint, EngineError, Priority, TakenBack};
 
 /// More than this many tools are refused: each is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
@@ -16,10 +16,18 @@ const MAX_TOOLS: usize = 128;
 pub struct ChatOptions {
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
+    /// Earlier turns that the model is shown between the system message and the conversation's first message, as if they
+    /// had been said. No conversation keeps them, and nobody waits for the results of their calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub examples: Vec<ChatMessage>,
     /// Whether one answer may make several calls.
     pub parallel_tool_calls: bool,
     /// The form that the answer has where it makes no call.
     pub output: Option<Constraint>,
+    /// Whether the model writes what it likes: calls are found, but neither they nor the output have to have their form.
+    /// The prompt is the same. With it one can see what the constraint changes.
+    #[serde(skip)]
+    pub unconstrained: bool,
     pub sampling: Sampling,
     pub seed: Option<u64>,
     /// `None`: to the end of the context.
@@ -30,6 +38,8 @@ pub struct ChatOptions {
     /// See [`crate::GenerateRequest::resume`].
     #[serde(skip)]
     pub resume: Vec<u32>,
+    #[serde(skip)]
+    pub resume_taken_back: TakenBack,
     #[serde(skip)]
     pub affinity: Affinity,
     #[serde(skip)]
@@ -43,8 +53,10 @@ impl Default for ChatOptions {
         ChatOptions {
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
+            examples: Vec::new(),
             parallel_tool_calls: true,
             output: None,
+            unconstrained: false,
             sampling: Sampling::default(),
             seed: None,
             max_tokens: None,
@@ -52,6 +64,7 @@ impl Default for ChatOptions {
             ignore_eos: false,
             top_logprobs: None,
             resume: Vec::new(),
+            resume_taken_back: TakenBack::default(),
             affinity: Affinity::default(),
             priority: Priority::Interactive,
             deadline: None,
@@ -59,7 +72,20 @@ impl Default for ChatOptions {
     }
 }
 
+/// What a prompt says before the first message of its conversation, beside the system message: the same in every
+/// conversation with the same tools, so that it is computed once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opening<'a> {
+    pub tools: &'a [ToolSpec],
+    /// See [`ChatOptions::examples`].
+    pub examples: &'a [ChatMessage],
+}
+
 impl ChatOptions {
+    pub fn opening(&self) -> Opening<'_> {
+        Opening { tools: &self.tools, examples: &self.examples }
+    }
+
     /// Whether calls are looked for in what the model says.
     pub(crate) fn calls_tools(&self) -> bool {
         !self.tools.is_empty() && self.tool_choice != ToolChoice::None
@@ -94,6 +120,11 @@ impl ChatOptions {
                     format!("the parameters of the tool {name:?} must be a JSON Schema, which is an object");
                 return invalid(format!("tools[{index}].parameters"), message);
             }
+        }
+        if self.examples.iter().any(|message| message.role == Role::System) {
+            let message =
+                "an example is what a user, the assistant or a tool says, and no system message".into();
+            return invalid("examples".into(), message);
         }
         match &self.tool_choice {
             ToolChoice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {

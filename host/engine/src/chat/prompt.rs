@@ -5,7 +5,8 @@
 
 use skep_model::{SpecialTokens, Tokenizer};
 
-use super::message::{ChatMessage, ToolSpec};
+use super::message::ChatMessage;
+use super::options::Opening;
 use super::render::{self, Rendering};
 use crate::{Engine, EngineError};
 
@@ -24,9 +25,9 @@ pub(super) struct Prompt {
 pub(super) fn render_and_encode(
     engine: &Engine,
     messages: &[ChatMessage],
-    tools: &[ToolSpec],
+    opening: Opening<'_>,
 ) -> Result<Prompt, EngineError> {
-    let rendering = render::render(engine.template(), engine.tokenizer(), messages, tools)?;
+    let rendering = render::render(engine.template(), engine.tokenizer(), messages, opening)?;
     let tokens = encode_whole(engine, &rendering)?;
     Ok(Prompt { text: rendering.text, tokens })
 }

@@ -10,11 +10,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use serde_json::{Value, json};
-use skep_model::{ChatTemplate, Tokenizer};
+use skep_model::{ChatTemplate, Tokenizer, spelled_json};
 use uuid::Uuid;
 
-use super::markup::{self, CLOSE, OPEN, RESPONSE_CLOSE, RESPONSE_OPEN};
+use super::markup::{self, CLOSE, OPEN, RESPONSE_CLOSE, RESPONSE_OPEN, TOOLS_CLOSE, TOOLS_OPEN};
 use super::message::{ChatMessage, Role, ToolSpec};
+use super::options::Opening;
 use crate::EngineError;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -29,19 +30,23 @@ pub(super) fn render(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[ChatMessage],
-    tools: &[ToolSpec],
+    opening: Opening<'_>,
 ) -> Result<Rendering, EngineError> {
+    let Opening { tools, examples } = opening;
     let invalid = |message: String| EngineError::InvalidRequest { parameter: "messages".into(), message };
     if messages.is_empty() {
         return Err(invalid("there are none; give at least one".into()));
     }
+    // Examples come after what the model is told of its part, and before everything that was really said.
+    let (system, said) = messages.split_at(usize::from(messages[0].role == Role::System));
+    let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(said).collect();
     let mut guard = Guard::new(tokenizer);
     let native = template.knows_tools() && template.source().contains(OPEN);
     let described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
     let (json, tools) = if native {
-        (native_messages(messages, &mut guard), described.map(Value::Array))
+        (native_messages(&messages, &mut guard), described.map(Value::Array))
     } else {
-        (plain_messages(messages, described, &mut guard), None)
+        (plain_messages(&messages, described, &mut guard), None)
     };
     let text = template.render(&json, tools.as_ref(), true).map_err(|error| invalid(error.to_string()))?;
     Ok(guard.restore(text))
@@ -58,8 +63,8 @@ fn describe(tools: &[ToolSpec], guard: &mut Guard) -> Vec<Value> {
     tools.iter().map(describe).collect()
 }
 
-fn native_messages(messages: &[ChatMessage], guard: &mut Guard) -> Vec<Value> {
-    let native = |message: &ChatMessage| {
+fn native_messages(messages: &[&ChatMessage], guard: &mut Guard) -> Vec<Value> {
+    let native = |message: &&ChatMessage| {
         let mut json = json!({"role": message.role.as_str(), "content": said(message, guard)});
         for (key, value) in [("tool_call_id", &message.tool_call_id), ("name", &message.name)] {
             if let Some(value) = value {
@@ -71,7 +76,7 @@ fn native_messages(messages: &[ChatMessage], guard: &mut Guard) -> Vec<Value> {
     messages.iter().map(native).collect()
 }
 
-fn plain_messages(messages: &[ChatMessage], tools: Option<Vec<Value>>, guard: &mut Guard) -> Vec<Value> {
+fn plain_messages(messages: &[&ChatMessage], tools: Option<Vec<Value>>, guard: &mut Guard) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::with_capacity(messages.len() + 1);
     let mut results: Vec<String> = Vec::new();
     let mut instructions = tools.map(|tools| instructions(&tools));
@@ -112,14 +117,15 @@ fn said(message: &ChatMessage, guard: &mut Guard) -> String {
 }
 
 fn instructions(tools: &[Value]) -> String {
-    let mut text = String::from(
-        "You can call tools. Each line below describes one tool, with the JSON Schema of its arguments:\n<tools>\n",
+    let mut text = format!(
+        "You can call tools. Each line below describes one tool, with the JSON Schema of its arguments:\n{TOOLS_OPEN}\n",
     );
     for tool in tools {
-        text.push_str(&tool["function"].to_string());
+        text.push_str(&spelled_json(&tool["function"]));
         text.push('\n');
     }
-    text.push_str("</tools>\nTo call a tool, write its name and its arguments as JSON, in this form:\n");
+    text.push_str(TOOLS_CLOSE);
+    text.push_str("\nTo call a tool, write its name and its arguments as JSON, in this form:\n");
     text.push_str(&format!("{OPEN}\n{{\"name\": \"NAME\", \"arguments\": {{…}}}}\n{CLOSE}\n"));
     text.push_str(&format!(
         "You are then given what it returned between {RESPONSE_OPEN} and {RESPONSE_CLOSE}. \
@@ -245,7 +251,7 @@ mod tests {
         tools: &[ToolSpec],
     ) -> (Rendering, Vec<u32>) {
         let tokenizer = fixture::tokenizer();
-        let rendering = render(template, &tokenizer, messages, tools).unwrap();
+        let rendering = render(template, &tokenizer, messages, Opening { tools, examples: &[] }).unwrap();
         let tokens = encode_from(&tokenizer, &rendering, 0).unwrap();
         (rendering, tokens)
     }
@@ -323,7 +329,9 @@ mod tests {
         let text = &rendering.text;
         assert!(text.starts_with("<|im_start|>system\nBe brief.\n\nYou can call tools."), "{text}");
         assert!(
-            text.contains("{\"name\":\"weather\",\"description\":\"The weather.\",\"parameters\":{\"type\":"),
+            text.contains(
+                "{\"name\": \"weather\", \"description\": \"The weather.\", \"parameters\": {\"type\":"
+            ),
             "{text}"
         );
         let one = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
@@ -350,7 +358,7 @@ mod tests {
         for (template, messages) in
             [(ChatTemplate::chatml_default(), vec![]), (refuses, vec![ChatMessage::user("x")])]
         {
-            let error = render(&template, &tokenizer, &messages, &[]).unwrap_err();
+            let error = render(&template, &tokenizer, &messages, Opening::default()).unwrap_err();
             assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
         }
     }

@@ -15,11 +15,11 @@ use skep_model::{SpecialTokens, Tokenizer};
 use super::message::{ChatMessage, ToolCall};
 use super::options::ChatOptions;
 use super::prompt::{self, Prompt};
-use super::tool_grammar;
 use super::tool_parser::{ParsedEvent, ToolParser};
+use super::{free_text, tool_grammar};
 use crate::{
-    Engine, EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob,
-    TokenStream, Usage,
+    Engine, EngineError, FinishReason, Finished, GenerateRequest, TakenBack, Timing, Token, TokenEvent,
+    TokenLogprob, TokenStream, Usage,
 };
 
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ pub fn chat(
     options: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     options.validate()?;
-    let prompt = prompt::render_and_encode(engine, messages, &options.tools)?;
+    let prompt = prompt::render_and_encode(engine, messages, options.opening())?;
     ChatStream::start(engine, prompt, options)
 }
 
@@ -102,6 +102,7 @@ pub struct ChatStream {
     /// Of tokens whose text was not told yet.
     logprobs: Vec<TokenLogprob>,
     produced: Vec<u32>,
+    taken_back: TakenBack,
     text: String,
     raw: String,
     tool_calls: Vec<ToolCall>,
@@ -119,7 +120,10 @@ impl ChatStream {
         let tokenizer = engine.tokenizer().clone();
         let keeps_special = options.calls_tools() && tool_grammar::marker_is_special(&tokenizer);
         let mut request = GenerateRequest::new(prompt.tokens.clone());
-        request.constraint = tool_grammar::constraint(&options, &tokenizer)?;
+        if !options.unconstrained {
+            let constraint = tool_grammar::constraint(&options, &tokenizer)?;
+            request.constraint = constraint.or_else(|| free_text::constraint(&options));
+        }
         request.keep_special = keeps_special;
         request.sampling = options.sampling.clone();
         request.seed = options.seed;
@@ -128,6 +132,7 @@ impl ChatStream {
         request.ignore_eos = options.ignore_eos;
         request.top_logprobs = options.top_logprobs;
         request.resume = options.resume.clone();
+        request.resume_taken_back = options.resume_taken_back;
         request.affinity = options.affinity.clone();
         request.priority = options.priority;
         request.deadline = options.deadline;
@@ -143,10 +148,11 @@ impl ChatStream {
             ready: VecDeque::new(),
             logprobs: Vec::new(),
             produced: Vec::new(),
+            taken_back: TakenBack::default(),
             text: String::new(),
             raw: String::new(),
             tool_calls: Vec::new(),
-            must_be_whole: options.output.is_some() || options.must_call(),
+            must_be_whole: !options.unconstrained && (options.output.is_some() || options.must_call()),
             ended: false,
         })
     }
@@ -159,6 +165,21 @@ impl ChatStream {
     /// All tokens of which an event has told so far, in the order of their production.
     pub fn produced(&self) -> &[u32] {
         &self.produced
+    }
+
+    /// What in the schemas of the output or the tools looks like a mistake, for their author.
+    pub fn warnings(&self) -> &std::sync::Arc<[String]> {
+        self.tokens.warnings()
+    }
+
+    /// See [`TokenStream::spent_tokens`].
+    pub fn spent_tokens(&self) -> usize {
+        self.tokens.spent_tokens()
+    }
+
+    /// What had been taken back when the last of these was settled.
+    pub fn taken_back(&self) -> TakenBack {
+        self.taken_back
     }
 
     /// Waits for the end.
@@ -197,8 +218,9 @@ impl ChatStream {
                 self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens });
             }
             TokenEvent::PromptLogprobs(_) => {}
-            TokenEvent::Token(Token { id, text, logprob, .. }) => {
+            TokenEvent::Token(Token { id, text, logprob, taken_back, .. }) => {
                 self.produced.push(id);
+                self.taken_back = taken_back;
                 let ends = text.is_empty() && self.end_tokens.contains(&id);
                 self.logprobs.extend(logprob.filter(|_| !ends));
                 self.say(&text);

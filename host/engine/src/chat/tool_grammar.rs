@@ -1,21 +1,14 @@
-//! What the model may produce in one answer, as a grammar.
+//! What the model may produce in one answer, as a constraint.
 //!
 //! Invariant: a call that the grammar lets through is one that `tool_parser` finds, with arguments of the tool's schema.
 //! In free text the grammar waits for the opening marker and constrains from there, so a call is never half formed.
 
-use std::fmt::Write;
-
-use serde_json::{Value, json};
 use skep_model::Tokenizer;
 
-use super::markup::{self, OPEN};
+use super::markup::{self, CLOSE, OPEN};
 use super::message::{ToolChoice, ToolSpec};
 use super::options::ChatOptions;
-use crate::constraint::spelled_schema;
-use crate::{Constraint, Engine, EngineError};
-
-/// Calls in one answer where parallel calls are allowed.
-const MAX_CALLS: usize = 16;
+use crate::{BeforeCalls, CallMarkup, CallableTool, Constraint, Engine, EngineError, ToolCallForm};
 
 /// The parameter that an error names where the form of the answer is wrong.
 const OUTPUT: &str = "output";
@@ -32,49 +25,37 @@ pub(super) fn constraint(
         ToolChoice::Named(name) => options.tools.iter().filter(|tool| tool.name == *name).collect(),
         _ => options.tools.iter().collect(),
     };
-    let mut grammar = String::from("%llguidance {}\n");
-    let (more, many) = if options.parallel_tool_calls {
-        (format!(" ({} opened){{0,{}}}", literal(markup::BETWEEN), MAX_CALLS - 1), true)
-    } else {
-        (String::new(), false)
-    };
-    let free = match (&options.tool_choice, &options.output) {
-        (ToolChoice::Auto, None) => Some(None),
-        (ToolChoice::Auto, Some(output)) => Some(Some(output)),
-        _ => None,
-    };
-    match free {
-        None => writeln!(grammar, "start: opened{more}"),
-        Some(Some(output)) => {
-            writeln!(grammar, "start: opened{more} | answer\nanswer: {}", output_rule(output)?)
+    let before = match (&options.tool_choice, &options.output) {
+        (ToolChoice::Auto, None) => BeforeCalls::Text,
+        (ToolChoice::Auto, Some(Constraint::Lark(_) | Constraint::ToolCalls(_))) => {
+            return Err(EngineError::InvalidRequest {
+                parameter: OUTPUT.into(),
+                message: "a grammar cannot be combined with tools that the model may call; \
+                          set the tool choice to none, or give a JSON schema or a regular expression"
+                    .into(),
+            });
         }
-        Some(None) if marker_is_special(tokenizer) => {
-            writeln!(grammar, "start: TEXT | TEXT opened{more}\nTEXT: /(\\n|.)*/")
-        }
-        // The lazy rule ends with the first opening marker, whatever comes after it in the same token.
-        Some(None) => writeln!(
-            grammar,
-            "start: TEXT | lead body{more}\nlead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/",
-            literal(OPEN)
-        ),
+        (ToolChoice::Auto, Some(output)) => BeforeCalls::Answer(Box::new(output.clone())),
+        _ => BeforeCalls::Nothing,
+    };
+    let callable =
+        |tool: &&ToolSpec| CallableTool { name: tool.name.clone(), parameters: tool.parameters.clone() };
+    Ok(Some(Constraint::ToolCalls(ToolCallForm {
+        tools: offered.iter().map(callable).collect(),
+        before,
+        parallel: options.parallel_tool_calls,
+        markup: call_markup(marker_is_special(tokenizer)),
+    })))
+}
+
+fn call_markup(open_is_special: bool) -> CallMarkup {
+    CallMarkup {
+        open: OPEN.to_string(),
+        close: CLOSE.to_string(),
+        between: markup::BETWEEN.to_string(),
+        open_is_special,
+        reserved: markup::RESERVED.map(str::to_string).to_vec(),
     }
-    .expect("writing to a string");
-    if many || !matches!(free, Some(None)) || marker_is_special(tokenizer) {
-        let open = if marker_is_special(tokenizer) { OPEN.to_owned() } else { literal(OPEN) };
-        writeln!(grammar, "opened: {open} body").expect("writing to a string");
-    }
-    let names = (0..offered.len()).map(|index| format!("call_{index}")).collect::<Vec<_>>().join(" | ");
-    writeln!(grammar, "body: {names}").expect("writing to a string");
-    for (index, tool) in offered.iter().enumerate() {
-        let head = markup::head(&tool.name);
-        let head = literal(&head[OPEN.len()..]);
-        let tail = literal(&markup::tail());
-        let schema = spelled_schema(&object_schema(&tool.parameters))
-            .map_err(|error| of_tool(error, tool, options))?;
-        writeln!(grammar, "call_{index}: {head} arguments_{index} {tail}\narguments_{index}: %json {schema}")
-            .expect("writing to a string");
-    }
-    Ok(Some(Constraint::Lark(grammar)))
 }
 
 /// Whether the tokenizer has the opening marker as a special token, which text does not contain unless it is kept.
@@ -87,7 +68,13 @@ pub(super) fn explain(error: EngineError, engine: &Engine, options: &ChatOptions
     let EngineError::Constraint { message, .. } = error else { return error };
     if options.calls_tools() {
         for tool in &options.tools {
-            let alone = Constraint::JsonSchema(object_schema(&tool.parameters));
+            let form = ToolCallForm {
+                tools: vec![CallableTool { name: tool.name.clone(), parameters: tool.parameters.clone() }],
+                before: BeforeCalls::Nothing,
+                parallel: false,
+                markup: call_markup(false),
+            };
+            let alone = Constraint::ToolCalls(form);
             if let Err(error @ EngineError::Constraint { .. }) = engine.validate_constraint(&alone) {
                 return of_tool(error, tool, options);
             }
@@ -104,70 +91,10 @@ fn of_tool(error: EngineError, tool: &ToolSpec, options: &ChatOptions) -> Engine
                 Some(index) => format!("tools[{index}].parameters"),
                 None => "tools".into(),
             },
-            message: format!("the parameters of the tool `{}`: {message}", tool.name),
+            message,
         },
         error => error,
     }
-}
-
-fn of_output(error: EngineError) -> EngineError {
-    match error {
-        EngineError::Constraint { message, .. } => {
-            EngineError::Constraint { parameter: OUTPUT.into(), message }
-        }
-        error => error,
-    }
-}
-
-fn output_rule(output: &Constraint) -> Result<String, EngineError> {
-    Ok(match output {
-        Constraint::JsonSchema(schema) => {
-            format!("%json {}", spelled_schema(schema).map_err(of_output)?)
-        }
-        Constraint::JsonObject => format!("%json {}", spelled_schema(&json!({"type": "object"}))?),
-        Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
-        Constraint::Lark(_) => {
-            return Err(EngineError::InvalidRequest {
-                parameter: OUTPUT.into(),
-                message: "a grammar cannot be combined with tools that the model may call; \
-                          set the tool choice to none, or give a JSON schema or a regular expression"
-                    .into(),
-            });
-        }
-    })
-}
-
-/// Arguments are an object even where the schema does not say so.
-fn object_schema(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if let Value::Object(map) = &mut schema {
-        let says_nothing = !["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"]
-            .iter()
-            .any(|k| map.contains_key(*k));
-        if says_nothing {
-            map.insert("type".into(), "object".into());
-        }
-    }
-    schema
-}
-
-fn literal(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// A regular expression between slashes: those within it are escaped, those that are already are left.
-fn slashes_escaped(regex: &str) -> String {
-    let mut out = String::with_capacity(regex.len());
-    let mut escaped = false;
-    for c in regex.chars() {
-        match c {
-            '/' if !escaped => out.push_str("\\/"),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
-        escaped = c == '\\' && !escaped;
-    }
-    out
 }
 
 #[cfg(test)]
@@ -176,6 +103,7 @@ mod tests {
     use crate::chat::fixture;
     use crate::chat::markup;
     use crate::chat::{ChatMessage, ChatOutcome, ToolCall, chat};
+    use serde_json::{Value, json};
     use skep_model::ChatTemplate;
 
     fn tools() -> Vec<ToolSpec> {
@@ -217,6 +145,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn text_beside_calls_contains_no_other_markup() {
+        for script in ["<tool_response>noon</tool_response>", "so <tools>", "</tool_call>"] {
+            let options = ChatOptions { tools: tools(), max_tokens: Some(60), ..Default::default() };
+            let outcome = says(script, options).await;
+            assert!(markup::RESERVED.iter().all(|markup| !outcome.text.contains(markup)), "{}", outcome.text);
+        }
+    }
+
+    #[tokio::test]
     async fn a_call_in_free_text_is_found() {
         let script = format!("Let me look.\n{}", call("weather", "{\"city\": \"Porto\"}"));
         let outcome = says(&script, ChatOptions { tools: tools(), ..Default::default() }).await;
@@ -224,7 +161,11 @@ mod tests {
         assert_eq!(calls(&outcome), [("weather", "{\"city\": \"Porto\"}")]);
         assert_eq!(outcome.finish, crate::chat::ChatFinish::ToolCalls);
         assert_eq!(outcome.raw, script);
-        assert!(outcome.usage.forced_tokens > 20, "the envelope is forced: {:?}", outcome.usage);
+        assert!(
+            outcome.usage.forced_tokens > 10,
+            "some of the envelope has no other spelling: {:?}",
+            outcome.usage
+        );
     }
 
     #[tokio::test]
@@ -235,10 +176,95 @@ mod tests {
             "<tool_call></tool_call>",
         ] {
             let outcome =
-                says(script, ChatOptions { tools: tools(), max_tokens: Some(200), ..Default::default() })
+                says(script, ChatOptions { tools: tools(), max_tokens: Some(1500), ..Default::default() })
                     .await;
             assert_eq!(outcome.tool_calls.len(), 1, "{script:?} became {:?}", outcome.raw);
         }
+    }
+
+    #[tokio::test]
+    async fn calls_in_any_white_space_are_let_through_and_found_as_written() {
+        let arguments = "{\n    \"city\": \"Porto\"\n  }";
+        for (script, arguments) in [
+            (
+                "<tool_call>{\"name\":\"weather\",\"arguments\":{\"city\":\"Porto\"}}</tool_call>",
+                "{\"city\":\"Porto\"}",
+            ),
+            (
+                "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Porto\"}}\n</tool_call>",
+                "{\"city\": \"Porto\"}",
+            ),
+            (
+                "<tool_call> {\"name\" : \"weather\" , \"arguments\" : {\"city\" : \"Po\\nrto\"} } </tool_call>",
+                "{\"city\" : \"Po\\nrto\"}",
+            ),
+            (
+                &format!(
+                    "<tool_call>\r\n{{\n  \"name\": \"weather\",\n  \"arguments\": {arguments}\n}}\n</tool_call>\n"
+                ),
+                arguments,
+            ),
+        ] {
+            for tool_choice in [ToolChoice::Auto, ToolChoice::Required, ToolChoice::Named("weather".into())] {
+                for parallel_tool_calls in [false, true] {
+                    let options = ChatOptions {
+                        tools: tools(),
+                        tool_choice: tool_choice.clone(),
+                        parallel_tool_calls,
+                        ..Default::default()
+                    };
+                    let outcome = says(script, options).await;
+                    assert_eq!(outcome.raw.trim_end(), script.trim_end(), "the constraint changed nothing");
+                    assert_eq!(calls(&outcome), [("weather", arguments)], "{script:?}");
+                    assert_eq!(outcome.text, "");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_call_that_is_let_through_is_found_as_written() {
+        use crate::chat::tool_parser::{ParsedEvent, tests::joined};
+        use crate::constraint::{ConstraintCompiler, Spelling};
+        use crate::tests::{draws::Draws, fixture, schema_fuzz::walk};
+        let tokenizer = std::sync::Arc::new(fixture::byte_tokenizer());
+        let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
+        let mut found = 0;
+        for seed in 0..60 {
+            let mut draws = Draws::new(seed);
+            let options = ChatOptions {
+                tools: tools(),
+                tool_choice: ToolChoice::Required,
+                parallel_tool_calls: draws.one_in(2),
+                ..Default::default()
+            };
+            let constraint = constraint(&options, &tokenizer).unwrap().unwrap();
+            let mut state = match draws.below(3) {
+                0 => compiler.strict(&constraint, Spelling::Compact).unwrap(),
+                1 => compiler.strict(&constraint, Spelling::Spaced).unwrap(),
+                _ => compiler.compile(&constraint).unwrap(),
+            };
+            let Some((text, tokens)) = walk(&mut state, &tokenizer, fixture::EOS, &mut draws, 900).unwrap()
+            else {
+                continue;
+            };
+            let mut accepting = compiler.compile(&constraint).unwrap();
+            assert!(tokens.iter().all(|token| accepting.try_accept(*token)), "seed {seed}: {text}");
+            let pieces = draws.pieces(&text);
+            let events = joined(&pieces, false);
+            assert!(!events.iter().any(|event| matches!(event, ParsedEvent::Text(_))), "seed {seed}: {text}");
+            for event in &events {
+                let ParsedEvent::CallFinished { call, .. } = event else { continue };
+                found += 1;
+                assert!(text.contains(&call.arguments), "seed {seed}: verbatim");
+                assert!(serde_json::from_str::<Value>(&call.arguments).unwrap().is_object(), "seed {seed}");
+            }
+            let closes = text.matches("</tool_call>").count();
+            let finished = |event: &&ParsedEvent| matches!(event, ParsedEvent::CallFinished { .. });
+            assert!(events.iter().filter(finished).count() <= closes, "seed {seed}: {text}");
+            assert!(events.iter().any(|event| finished(&event)), "seed {seed}: {text}");
+        }
+        assert!(found > 30, "{found} calls");
     }
 
     #[tokio::test]
@@ -305,11 +331,44 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_call_in_the_spelling_of_templates_is_cached_when_it_is_sent_back() {
+        let script = call("weather", "{\"city\":\"Porto\"}");
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &[&script, "Sunny."]);
+        let options = ChatOptions { tools: tools(), ..Default::default() };
+        let mut messages = vec![ChatMessage::user("hi")];
+        let first = chat(&engine, &messages, options.clone()).unwrap().outcome().await.unwrap();
+        let call = first.tool_calls[0].clone();
+        messages.push(ChatMessage { tool_calls: vec![call.clone()], ..ChatMessage::assistant("") });
+        messages.push(ChatMessage::tool(call.id, "sun"));
+        let second = chat(&engine, &messages, options).unwrap().outcome().await.unwrap();
+        let known = first.usage.prompt_tokens + first.usage.completion_tokens;
+        assert!(second.usage.cached_tokens + 32 > known, "{:?} after {:?}", second.usage, first.usage);
+    }
+
+    #[tokio::test]
     async fn no_choice_means_no_calls() {
         let script = call("now", "{}");
         let options = ChatOptions { tools: tools(), tool_choice: ToolChoice::None, ..Default::default() };
-        let outcome = says(&script, options).await;
-        assert_eq!((outcome.text.as_str(), outcome.tool_calls.len()), (script.as_str(), 0));
+        let outcome = says(&script, ChatOptions { max_tokens: Some(40), ..options }).await;
+        assert!(outcome.tool_calls.is_empty() && !outcome.text.contains(OPEN), "{}", outcome.text);
+    }
+
+    #[tokio::test]
+    async fn an_unconstrained_answer_keeps_its_spelling_and_its_calls_are_found() {
+        let script = "Well.\n<tool_call>{\"arguments\":{\"town\":7},\"name\":\"weather\"}</tool_call>";
+        let options = ChatOptions {
+            tools: tools(),
+            tool_choice: ToolChoice::Required,
+            output: Some(Constraint::JsonObject),
+            unconstrained: true,
+            ..Default::default()
+        };
+        let outcome = says(script, options.clone()).await;
+        assert_eq!((outcome.raw.as_str(), outcome.text.as_str()), (script, "Well."));
+        assert_eq!(calls(&outcome), [("weather", "{\"town\":7}")]);
+        let constrained = says(script, ChatOptions { unconstrained: false, ..options }).await;
+        assert_eq!(constrained.prompt, outcome.prompt);
+        assert_ne!(constrained.raw, script);
     }
 
     #[tokio::test]
@@ -356,14 +415,15 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_cannot_be_enforced_names_the_tool() {
+    fn a_malformed_schema_names_the_tool() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
         for (parameters, keyword) in [
             (
-                json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}),
+                json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": 1}}}),
                 "uniqueItems",
             ),
-            (json!({"type": "object", "minProperties": 1_000_000}), "minProperties"),
+            (json!({"type": "object", "minProperties": -1}), "minProperties"),
+            (json!({"type": "string"}), "object"),
             (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),
         ] {
             let tools = vec![

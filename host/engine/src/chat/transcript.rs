@@ -3,12 +3,12 @@
 //! Invariant: `tokens` are the tokens of `rendered`, and those that the model produced are in it as it produced them. The
 //! next answer goes on from them: only text that came since is encoded, so the KV cache stays warm and history never
 //! changes under the model. Where the template writes history otherwise the second time, or the system message or the
-//! tools changed, the conversation is encoded anew.
+//! tools or examples changed, the conversation is encoded anew.
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{ChatMessage, Role, ToolSpec};
-use super::options::ChatOptions;
+use super::message::{ChatMessage, Role};
+use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
 use super::stream::{ChatOutcome, ChatStream};
@@ -32,6 +32,7 @@ struct UsageSum {
     forced_tokens: u32,
     accepted_tokens: u32,
     rejected_tokens: u32,
+    taken_back_tokens: u32,
 }
 
 impl Transcript {
@@ -70,8 +71,8 @@ impl Transcript {
     }
 
     /// Tokens of the prompt that the next answer would go on from.
-    pub fn prompt_tokens(&self, engine: &Engine, tools: &[ToolSpec]) -> Result<usize, EngineError> {
-        Ok(self.prompt(engine, tools)?.tokens.len())
+    pub fn prompt_tokens(&self, engine: &Engine, opening: Opening<'_>) -> Result<usize, EngineError> {
+        Ok(self.prompt(engine, opening)?.tokens.len())
     }
 
     /// What the model saw and produced up to the last answer that was committed.
@@ -93,6 +94,7 @@ impl Transcript {
             forced_tokens,
             accepted_tokens,
             rejected_tokens,
+            taken_back_tokens,
         } = self.usage;
         Usage {
             prompt_tokens,
@@ -101,6 +103,7 @@ impl Transcript {
             forced_tokens,
             accepted_tokens,
             rejected_tokens,
+            taken_back_tokens,
         }
     }
 
@@ -155,7 +158,7 @@ impl Transcript {
                 message: format!("no tool message answers the calls {}", unanswered.join(", ")),
             });
         }
-        let prompt = self.prompt(engine, &options.tools)?;
+        let prompt = self.prompt(engine, options.opening())?;
         ChatStream::start(engine, prompt, options)
     }
 
@@ -184,11 +187,12 @@ impl Transcript {
             forced_tokens: sum.forced_tokens,
             accepted_tokens: sum.accepted_tokens,
             rejected_tokens: sum.rejected_tokens,
+            taken_back_tokens: sum.taken_back_tokens,
         };
     }
 
-    fn prompt(&self, engine: &Engine, tools: &[ToolSpec]) -> Result<Prompt, EngineError> {
-        let rendering = render::render(engine.template(), engine.tokenizer(), &self.messages, tools)?;
+    fn prompt(&self, engine: &Engine, opening: Opening<'_>) -> Result<Prompt, EngineError> {
+        let rendering = render::render(engine.template(), engine.tokenizer(), &self.messages, opening)?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
             prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..])?;
@@ -222,7 +226,7 @@ fn letters(text: &str) -> impl Iterator<Item = char> {
 mod tests {
     use super::*;
     use crate::chat::fixture::{self, EOS};
-    use crate::chat::{ChatEvent, ChatFinish};
+    use crate::chat::{ChatEvent, ChatFinish, ToolCall, ToolSpec};
     use serde_json::json;
     use skep_model::{ChatTemplate, SpecialTokens};
 
@@ -323,6 +327,45 @@ mod tests {
         let outcome = turn(&mut transcript, &engine, options).await;
         assert_eq!(outcome.text, "It is noon.");
         assert!(outcome.prompt.starts_with(&before));
+    }
+
+    #[tokio::test]
+    async fn examples_are_shown_to_the_model_and_kept_by_no_conversation() {
+        let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two", "three"]);
+        let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let tool = ToolSpec { name: "now".into(), description: "The time.".into(), parameters };
+        let call = ToolCall { id: "example".into(), name: "now".into(), arguments: "{}".into() };
+        let examples = vec![
+            ChatMessage::user("the time?"),
+            ChatMessage { tool_calls: vec![call], ..ChatMessage::assistant("") },
+            ChatMessage::tool("example", "\"noon\""),
+            ChatMessage::assistant("the noon"),
+        ];
+        let options = ChatOptions { tools: vec![tool], examples, ..Default::default() };
+        let mut transcript = Transcript::new();
+        transcript.set_system("Be brief.");
+        transcript.push(ChatMessage::user("hello"));
+        let outcome = turn(&mut transcript, &engine, options.clone()).await;
+        let shown = "<|im_start|>user\nthe time?<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"now\", \
+                     \"arguments\": {}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n\"noon\"\n</tool_response>\
+                     <|im_end|>\n<|im_start|>assistant\nthe noon<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n";
+        assert!(outcome.rendered.contains(shown), "{}", outcome.rendered);
+        let roles: Vec<Role> = transcript.messages().iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::System, Role::User, Role::Assistant]);
+        assert!(transcript.needs_tool_results().is_empty());
+        let before = transcript.tokens().to_vec();
+        transcript.push(ChatMessage::user("and now?"));
+        assert!(turn(&mut transcript, &engine, options.clone()).await.prompt.starts_with(&before));
+        // Another conversation begins with the same tokens.
+        let mut other = Transcript::new();
+        other.set_system("Be brief.");
+        other.push(ChatMessage::user("good day"));
+        let first = turn(&mut other, &engine, options.clone()).await;
+        let same = first.prompt.iter().zip(&before).take_while(|(a, b)| a == b).count();
+        let said = engine.tokenizer().decode(&first.prompt[same..], false);
+        assert!(said.ends_with("good day<|im_end|>\n<|im_start|>assistant\n") && said.len() < 60, "{said}");
+        let wrong = ChatOptions { examples: vec![ChatMessage::system("x")], ..options };
+        assert!(other.generate(&engine, wrong).is_err());
     }
 
     #[tokio::test]

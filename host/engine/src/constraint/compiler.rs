@@ -7,16 +7,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::{InferenceCapabilities, TokEnv};
-use llguidance::{GrammarBuilder, JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv};
+use llguidance::{Matcher, ParserFactory};
 use metrics::{SharedString, counter, histogram};
-use serde_json::{Value, json};
 use skep_model::Tokenizer;
 
+use super::document::plain_message;
+use super::form::Form;
+use super::relaxed::RelaxedSchema;
+use super::spelling::{Spelling, Written};
 use super::token_env::TokenizerWithTrie;
-use super::{OutputConstraint, PARAMETER, complaint, schema_bounds, schema_form, schema_keywords};
+use super::unenforced::UnenforcedValue;
+use super::{OutputConstraint, PARAMETER, schema_bounds};
+use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError};
 
 /// Longest source of a constraint.
@@ -30,16 +35,36 @@ const COMPILE_STACK_BYTES: usize = 64 << 20;
 pub(crate) struct ConstraintCompiler {
     factory: ParserFactory,
     vocabulary_size: usize,
+    /// Tokens of white space, and those that end the output.
+    blank: Arc<SimpleVob>,
     model: SharedString,
     /// Compiled or refused, and asked for again.
     pub(super) misses: AtomicU64,
     pub(super) hits: AtomicU64,
     /// Most recently used last.
-    cache: Mutex<Vec<(CacheKey, Arc<Slot>)>>,
+    cache: Mutex<Vec<Kept>>,
+}
+
+/// A constraint in the cache, and the tenant that was the first to ask for it.
+struct Kept {
+    key: CacheKey,
+    tenant: String,
+    slot: Arc<Slot>,
 }
 
 /// Filled by the first who asks; who asks for the same meanwhile waits for it.
-type Slot = OnceLock<Result<Mutex<Matcher>, Failure>>;
+type Slot = OnceLock<Result<Compiled, Failure>>;
+
+/// A constraint that can be followed.
+struct Compiled {
+    matcher: Mutex<Matcher>,
+    /// In one spelling each, by [`Spelling`].
+    spelled: [OnceLock<Result<Mutex<Matcher>, Failure>>; 2],
+    form: Form,
+    parts: Vec<RelaxedSchema>,
+    unenforced: Arc<[UnenforcedValue]>,
+    warnings: Arc<[String]>,
+}
 
 #[derive(Debug, Clone)]
 enum Failure {
@@ -64,7 +89,15 @@ impl ConstraintCompiler {
         model: &str,
     ) -> Result<Self, EngineError> {
         let env: TokEnv = Arc::new(TokenizerWithTrie::new(tokenizer.clone(), vocabulary_size, eos));
-        let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
+        let mut blank = env.tok_trie().alloc_token_set();
+        for id in 0..env.tok_trie().vocab_size() as u32 {
+            let bytes = env.tok_trie().token(id);
+            let is_blank = !bytes.is_empty() && bytes.iter().all(|byte| b" \t\r\n".contains(byte));
+            if is_blank || eos.contains(&id) {
+                blank.allow_token(id);
+            }
+        }
+        let capabilities = InferenceCapabilities::default();
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, capabilities, &slices).map_err(|error| {
             EngineError::Failed(format!("the tokenizer cannot be used for constraints: {error:#}"))
@@ -83,6 +116,7 @@ impl ConstraintCompiler {
         Ok(ConstraintCompiler {
             factory,
             vocabulary_size,
+            blank: Arc::new(blank),
             model: SharedString::from(model.to_string()),
             misses: AtomicU64::new(0),
             hits: AtomicU64::new(0),
@@ -90,8 +124,35 @@ impl ConstraintCompiler {
         })
     }
 
-    /// A fresh state at the beginning of the constraint.
+    /// A fresh state at the beginning of the constraint, which lets the whole accepted set through.
     pub fn compile(&self, constraint: &Constraint) -> Result<OutputConstraint, EngineError> {
+        self.compile_for("", constraint)
+    }
+
+    /// The same on behalf of a tenant.
+    pub fn compile_for(
+        &self,
+        tenant: &str,
+        constraint: &Constraint,
+    ) -> Result<OutputConstraint, EngineError> {
+        self.state(tenant, constraint, Written::AnyWay)
+    }
+
+    /// The same constraint in one spelling of JSON, for drafts. It is compiled when it is first asked for.
+    pub fn strict(
+        &self,
+        constraint: &Constraint,
+        spelling: Spelling,
+    ) -> Result<OutputConstraint, EngineError> {
+        self.state("", constraint, Written::Only(spelling))
+    }
+
+    fn state(
+        &self,
+        tenant: &str,
+        constraint: &Constraint,
+        written: Written,
+    ) -> Result<OutputConstraint, EngineError> {
         // Before anything that descends into the constraint without a bound.
         check_bounds(constraint).map_err(refused)?;
         let key = CacheKey::of(constraint);
@@ -102,89 +163,127 @@ impl ConstraintCompiler {
                 key.source.len()
             )));
         }
-        let slot = self.slot(&key);
+        let slot = self.slot(tenant, &key);
         let mut is_known = true;
         let compiled = slot.get_or_init(|| {
             is_known = false;
             let began = Instant::now();
-            let built = grammar(constraint).and_then(|grammar| self.build(grammar, constraint));
+            let built = self.on_large_stack(|| self.build(constraint));
             self.record_miss(began.elapsed());
-            built.map(Mutex::new)
+            built
         });
         if is_known {
             self.record_hit();
         }
-        match compiled {
-            Ok(pristine) => {
-                // A deep clone, because clones share a lexer whose states only grow.
-                let matcher = pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-                Ok(OutputConstraint { matcher, vocabulary_size: self.vocabulary_size })
-            }
-            Err(Failure::Refused(message)) => Err(refused(message.clone())),
-            Err(Failure::Host(message)) => {
+        let failed = |failure: &Failure| match failure {
+            Failure::Refused(message) => refused(message.clone()),
+            Failure::Host(message) => {
                 self.forget(&key);
-                Err(EngineError::Failed(message.clone()))
+                EngineError::Failed(message.clone())
             }
-        }
+        };
+        let compiled = compiled.as_ref().map_err(failed)?;
+        let pristine = match written {
+            Written::Only(spelling) if compiled.form.has_spellings() => {
+                let spelled = &compiled.spelled[spelling as usize];
+                let build = || {
+                    self.on_large_stack(|| {
+                        let grammar = compiled.form.grammar(&compiled.parts, written);
+                        self.matcher(grammar).map(Mutex::new).map_err(Failure::Refused)
+                    })
+                };
+                spelled.get_or_init(build).as_ref().map_err(failed)?
+            }
+            _ => &compiled.matcher,
+        };
+        // A deep clone, because clones share a lexer whose states only grow.
+        let matcher = pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        Ok(OutputConstraint {
+            matcher,
+            vocabulary_size: self.vocabulary_size,
+            ending: compiled.form.ending(),
+            last_token: None,
+            blank: self.blank.clone(),
+            unenforced: compiled.unenforced.clone(),
+            warnings: compiled.warnings.clone(),
+        })
     }
 
-    fn build(&self, grammar: TopLevelGrammar, constraint: &Constraint) -> Result<Matcher, Failure> {
-        let build = || {
-            let parser = self.factory.create_parser(grammar).map_err(|error| {
-                Failure::Refused(match constraint {
-                    Constraint::JsonSchema(schema) => self.placed_complaint(schema, &error),
-                    _ => plain_message(&format!("{error:#}")),
-                })
-            })?;
-            let matcher = Matcher::new(Ok(parser));
-            // The first real choice shows early whether the grammar is too complex.
-            let mut probe = matcher.deep_clone();
-            probe.consume_ff_tokens();
-            probe
-                .compute_mask_or_eos()
-                .map_err(|error| Failure::Refused(plain_message(&error.to_string())))?;
-            Ok(matcher)
-        };
+    fn build(&self, constraint: &Constraint) -> Result<Compiled, Failure> {
+        let mut form = Form::of(constraint, self.factory.limits()).map_err(Failure::Refused)?;
+        let mut parts = form.parts();
+        let mut attempt = self.matcher(form.grammar(&parts, Written::AnyWay));
+        if attempt.is_err() {
+            // Rules of our own may be what is too much.
+            parts.iter_mut().for_each(|part| part.as_rules = false);
+            attempt = self
+                .matcher(form.grammar(&parts, Written::AnyWay))
+                .map_err(|_| attempt.err().unwrap_or_default());
+        }
+        if let Err(complaint) = &attempt
+            && form.settle().map_err(Failure::Refused)?
+        {
+            parts = form.parts();
+            let again = self.matcher(form.grammar(&parts, Written::AnyWay));
+            attempt = again.map_err(|_| complaint.clone());
+        }
+        let matcher = Mutex::new(attempt.map_err(Failure::Refused)?);
+        let unenforced = form.unenforced(&parts);
+        let warnings = form.warnings();
+        Ok(Compiled { matcher, spelled: Default::default(), form, parts, unenforced, warnings })
+    }
+
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+        let parser =
+            self.factory.create_parser(grammar).map_err(|error| plain_message(&format!("{error:#}")))?;
+        let matcher = Matcher::new(Ok(parser));
+        // The first real choice shows early whether the grammar is too complex.
+        let mut probe = matcher.deep_clone();
+        let forced = probe.compute_ff_bytes();
+        let forced = self.factory.tok_env().tokenize_bytes_marker(&forced).0;
+        probe.consume_tokens(&forced).map_err(|error| plain_message(&error.to_string()))?;
+        let trie = self.factory.tok_env().tok_trie();
+        // The first names of an object are behind white space and a brace.
+        let failed = |error: &dyn std::fmt::Display| plain_message(&error.to_string());
+        for token in [None, trie.token_id(b"{"), trie.token_id(b"\"")] {
+            if let Some(token) = token
+                && probe.try_consume_tokens(&[token]).map_err(|error| failed(&error))? == 0
+            {
+                break;
+            }
+            probe.compute_ff_bytes();
+            probe.compute_mask_or_eos().map_err(|error| failed(&error))?;
+        }
+        Ok(matcher)
+    }
+
+    fn on_large_stack<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
         std::thread::scope(|scope| {
             std::thread::Builder::new()
                 .name("constraint".to_string())
                 .stack_size(COMPILE_STACK_BYTES)
-                .spawn_scoped(scope, build)
+                .spawn_scoped(scope, work)
                 .map_err(|error| Failure::Host(format!("no thread for compiling: {error}")))?
                 .join()
                 .unwrap_or_else(|_| Err(Failure::Refused("the compiler failed on it".to_string())))
         })
     }
 
-    /// What the compiler says of a schema, with the place that it says it of.
-    fn placed_complaint(&self, schema: &Value, error: &impl std::fmt::Display) -> String {
-        let complain = |schema: Value| {
-            let builder = GrammarBuilder::new(None, self.factory.limits().clone());
-            let compiled = spelling().json_to_llg(builder, schema_form::normalise(&schema));
-            compiled.err().map(|error| plain_message(&format!("{error:#}")))
-        };
-        match complain(schema.clone()) {
-            Some(complaint) => {
-                let place = complaint::place(schema, &complaint, complain);
-                if place.is_empty() { complaint } else { format!("at `{place}`: {complaint}") }
-            }
-            // The grammar was made and is too large.
-            None => plain_message(&format!("{error:#}")),
-        }
-    }
-
     /// The place of this constraint, which becomes the most recently used.
-    fn slot(&self, key: &CacheKey) -> Arc<Slot> {
+    fn slot(&self, tenant: &str, key: &CacheKey) -> Arc<Slot> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = match cache.iter().position(|(known, _)| known == key) {
+        let kept = match cache.iter().position(|kept| kept.key == *key) {
             Some(at) => cache.remove(at),
-            None => (key.clone(), Arc::default()),
+            None => Kept { key: key.clone(), tenant: tenant.to_string(), slot: Arc::default() },
         };
-        if cache.len() >= CACHED_CONSTRAINTS {
-            cache.remove(0);
+        let slot = kept.slot.clone();
+        cache.push(kept);
+        if cache.len() > CACHED_CONSTRAINTS {
+            evict(&mut cache);
         }
-        let slot = entry.1.clone();
-        cache.push(entry);
         slot
     }
 
@@ -205,7 +304,17 @@ impl ConstraintCompiler {
 
     fn forget(&self, key: &CacheKey) {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.retain(|(known, _)| known != key);
+        cache.retain(|kept| kept.key != *key);
+    }
+}
+
+/// Removes the least recently used one of the tenant that has the most, so that nobody's new constraints push out those of
+/// others.
+fn evict(cache: &mut Vec<Kept>) {
+    let count = |tenant: &str| cache.iter().filter(|kept| kept.tenant == tenant).count();
+    let most = cache.iter().map(|kept| count(&kept.tenant)).max();
+    if let Some(at) = cache.iter().position(|kept| Some(count(&kept.tenant)) == most) {
+        cache.remove(at);
     }
 }
 
@@ -216,6 +325,9 @@ impl CacheKey {
             Constraint::JsonObject => ("JSON object", String::new()),
             Constraint::Regex(pattern) => ("regular expression", pattern.clone()),
             Constraint::Lark(source) => ("grammar", source.clone()),
+            Constraint::ToolCalls(form) => {
+                ("form of tool calls", serde_json::to_string(form).unwrap_or_default())
+            }
         };
         CacheKey { kind, source }
     }
@@ -227,70 +339,19 @@ fn check_bounds(constraint: &Constraint) -> Result<(), String> {
         Constraint::JsonObject => Ok(()),
         Constraint::Regex(pattern) => schema_bounds::check_pattern(pattern),
         Constraint::Lark(source) => schema_bounds::check_grammar(source),
-    }
-}
-
-fn grammar(constraint: &Constraint) -> Result<TopLevelGrammar, Failure> {
-    let json = |schema: &Value| spelled(schema).map(GrammarWithLexer::from_json_schema);
-    let single = match constraint {
-        Constraint::JsonSchema(schema) => json(schema).map_err(Failure::Refused)?,
-        Constraint::JsonObject => json(&json!({"type": "object"})).map_err(Failure::Refused)?,
-        Constraint::Regex(pattern) => GrammarWithLexer::from_regex(pattern),
-        Constraint::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
-    };
-    Ok(TopLevelGrammar::from_grammar(single))
-}
-
-/// A schema as it is compiled within a grammar.
-pub(crate) fn spelled_schema(schema: &Value) -> Result<Value, EngineError> {
-    spelled(schema).map_err(refused)
-}
-
-/// A schema as it is compiled: checked, and with one spelling of JSON, a space after `:` and `,`, as models have
-/// mostly seen it, and no other white space. Only the escapes that have to be are there: with `\u0061` an additional
-/// property could be called `a` beside the `a` that the schema describes.
-fn spelled(schema: &Value) -> Result<Value, String> {
-    let schema = match schema {
-        Value::Bool(true) => json!({}),
-        Value::Object(_) => schema.clone(),
-        other => return Err(format!("a schema is an object, not {other}")),
-    };
-    schema_bounds::check_size(&schema)?;
-    schema_keywords::check(&schema)?;
-    let mut schema = schema_form::normalise(&schema);
-    spelling().apply_to(&mut schema);
-    Ok(schema)
-}
-
-fn spelling() -> JsonCompileOptions {
-    JsonCompileOptions {
-        item_separator: ", ".to_string(),
-        key_separator: ": ".to_string(),
-        whitespace_flexible: false,
-        json_allowed_escapes: Some("nrbtf\\\"".to_string()),
-        ..JsonCompileOptions::default()
+        Constraint::ToolCalls(form) => {
+            form.tools.iter().try_for_each(|tool| {
+                schema_bounds::check_size(&tool.parameters)
+                    .map_err(|message| format!("the parameters of the tool `{}`: {message}", tool.name))
+            })?;
+            match &form.before {
+                BeforeCalls::Answer(answer) => check_bounds(answer),
+                BeforeCalls::Nothing | BeforeCalls::Text => Ok(()),
+            }
+        }
     }
 }
 
 fn refused(message: String) -> EngineError {
     EngineError::Constraint { parameter: PARAMETER.to_string(), message }
-}
-
-/// The compiler's own words without its options and the dump of its state.
-fn plain_message(message: &str) -> String {
-    let clearer = [
-        (
-            "coerce_one_of",
-            "`oneOf` is only possible where its alternatives visibly exclude each other; use `anyOf`",
-        ),
-        (
-            "min/maxProperties only supported",
-            "`minProperties` and `maxProperties` are only possible where all `properties` are `required`, \
-             or, with `additionalProperties: false`, for one more than are",
-        ),
-    ];
-    if let Some((_, clearer)) = clearer.iter().find(|(theirs, _)| message.contains(theirs)) {
-        return (*clearer).to_string();
-    }
-    message.split("\n<").next().unwrap_or_default().trim().to_string()
 }

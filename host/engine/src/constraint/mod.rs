@@ -1,25 +1,49 @@
 //! What the output must look like, token by token.
 //!
-//! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. Invariant: a constraint
-//! is either enforced in full or refused with an error that names what cannot be enforced; it never fails open. It
-//! knows nothing of tool calls or chat; those are written as schemas and grammars by others.
+//! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. The walk of a schema:
+//! `schema_bounds` and `schema_keywords` (is it one) → `canonical` (one draft) → `relaxed` (what a mask can follow) →
+//! `naming` (what is left to check) → `form` (the whole output as a grammar) → `compiler`. Invariant: a keyword is
+//! enforced by the mask, or the value that it is about is among [`OutputConstraint::unenforced`]; none is forgotten.
 
+#[cfg(test)]
+mod accepted_tests;
+mod canonical;
+mod compile_share;
 mod compiler;
 mod complaint;
+mod document;
+mod drafts;
+mod form;
+mod integers;
+mod multiples;
+mod naming;
 mod one_of;
+mod references;
+mod relaxed;
+#[cfg(test)]
+mod relaxed_tests;
 mod schema_bounds;
-mod schema_form;
 mod schema_keywords;
+mod spelling;
+mod spine;
 #[cfg(test)]
 mod tests;
 mod token_env;
+mod unenforced;
+
+use std::sync::Arc;
 
 use llguidance::Matcher;
-use llguidance::toktrie::SimpleVob;
+use llguidance::toktrie::{SimpleVob, TokTrie};
 
 use crate::EngineError;
 
-pub(crate) use compiler::{ConstraintCompiler, spelled_schema};
+pub(crate) use compile_share::CompileShares;
+pub(crate) use compiler::ConstraintCompiler;
+use form::Ending;
+pub(crate) use form::text_without;
+pub(crate) use spelling::Spelling;
+pub(crate) use unenforced::{PathStep, UnenforcedValue};
 
 /// The parameter that an error names where the constraint is the request's own.
 pub(crate) const PARAMETER: &str = "constraint";
@@ -28,6 +52,12 @@ pub(crate) const PARAMETER: &str = "constraint";
 pub(crate) struct OutputConstraint {
     matcher: Matcher,
     vocabulary_size: usize,
+    ending: Ending,
+    last_token: Option<u32>,
+    /// Tokens of white space, and those that end the output.
+    blank: Arc<SimpleVob>,
+    unenforced: Arc<[UnenforcedValue]>,
+    warnings: Arc<[String]>,
 }
 
 /// The tokens that may come next: bit `t % 32` of word `t / 32`.
@@ -41,17 +71,37 @@ impl TokenMask {
         &self.set.as_slice()[..self.words]
     }
 
-    /// Whether a token outside `banned` is allowed.
-    pub fn allows_other_than(&self, banned: &[u32]) -> bool {
-        let allowed_and_banned = banned.iter().filter(|id| self.set.is_allowed(**id)).count();
-        self.set.num_set() > allowed_and_banned
+    /// How many tokens outside `banned` are allowed.
+    pub fn choices(&self, banned: &[u32]) -> usize {
+        self.set.num_set() - banned.iter().filter(|id| self.set.is_allowed(**id)).count()
+    }
+
+    pub fn exclude(&mut self, token: u32) {
+        if self.set.is_allowed(token) {
+            self.set.disallow_token(token);
+        }
     }
 }
 
 impl OutputConstraint {
-    /// Tokens that the constraint leaves no choice about. They are not accepted yet.
+    /// The next token if the mask allows only this one. It is not accepted yet. `None` does not mean that there are
+    /// several: finding out would take a mask.
+    pub fn only_token(&mut self) -> Option<u32> {
+        let forced = self.forced_bytes();
+        if forced.is_empty() {
+            return None;
+        }
+        let env = self.matcher.tok_env().ok()?;
+        only_token(env.tok_trie(), &forced)
+    }
+
+    /// The tokens that the tokenizer would make of the text that has to come next. Other tokens may spell it too.
     pub fn forced(&mut self) -> Vec<u32> {
-        if self.is_done() { Vec::new() } else { self.matcher.compute_ff_tokens() }
+        let forced = self.forced_bytes();
+        match self.matcher.tok_env() {
+            Ok(env) if !forced.is_empty() => env.tokenize_bytes_marker(&forced).0,
+            _ => Vec::new(),
+        }
     }
 
     pub fn mask(&mut self) -> Result<TokenMask, EngineError> {
@@ -60,23 +110,103 @@ impl OutputConstraint {
     }
 
     pub fn accept(&mut self, token: u32) -> Result<(), EngineError> {
-        self.matcher.consume_token(token).map_err(failed)
+        self.matcher.consume_token(token).map_err(failed)?;
+        self.last_token = Some(token);
+        Ok(())
     }
 
     /// The same state again, to look ahead from. It shares the lexer with the original, so the two are used in turns.
     pub fn fork(&self) -> Self {
-        OutputConstraint { matcher: self.matcher.clone(), vocabulary_size: self.vocabulary_size }
+        OutputConstraint {
+            matcher: self.matcher.clone(),
+            vocabulary_size: self.vocabulary_size,
+            ending: self.ending,
+            last_token: self.last_token,
+            blank: self.blank.clone(),
+            unenforced: self.unenforced.clone(),
+            warnings: self.warnings.clone(),
+        }
     }
 
     /// Accepts a token if it may come next, and leaves the state as it is if not.
     pub fn try_accept(&mut self, token: u32) -> bool {
-        self.matcher.try_consume_tokens(&[token]).is_ok_and(|accepted| accepted == 1)
+        let is_accepted = self.matcher.try_consume_tokens(&[token]).is_ok_and(|accepted| accepted == 1);
+        if is_accepted {
+            self.last_token = Some(token);
+        }
+        is_accepted
+    }
+
+    /// Takes the last `tokens` accepted tokens back. False if that is not possible; the state is then of no use.
+    pub fn take_back(&mut self, tokens: usize) -> bool {
+        self.last_token = None;
+        self.matcher.rollback(tokens).is_ok()
     }
 
     /// Complete, and nothing more may follow.
     pub fn is_done(&self) -> bool {
         self.matcher.is_stopped()
     }
+
+    /// Complete, and at most white space may follow. A number that could go on is not complete.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        if self.is_done() {
+            return true;
+        }
+        let may_be = match self.ending {
+            Ending::Own => false,
+            Ending::Document => true,
+            // Text may end anywhere, and go on anywhere but after a call.
+            Ending::Calls => self.last_token.is_some_and(|token| self.ends_markup(token)),
+        };
+        may_be && self.matcher.is_accepting().unwrap_or(false) && self.allows_only_blanks()
+    }
+
+    /// The values that the mask does not enforce in full.
+    pub(crate) fn unenforced(&self) -> &Arc<[UnenforcedValue]> {
+        &self.unenforced
+    }
+
+    /// What in the constraint looks like a mistake, for its author.
+    pub(crate) fn warnings(&self) -> &Arc<[String]> {
+        &self.warnings
+    }
+
+    fn forced_bytes(&mut self) -> Vec<u8> {
+        if self.is_done() { Vec::new() } else { self.matcher.compute_ff_bytes() }
+    }
+
+    fn ends_markup(&self, token: u32) -> bool {
+        let Ok(env) = self.matcher.tok_env() else { return false };
+        env.tok_trie().token(token).iter().any(|byte| matches!(byte, b'>' | b']' | b'|'))
+    }
+
+    fn allows_only_blanks(&mut self) -> bool {
+        let Ok(allowed) = self.matcher.compute_mask_or_eos() else { return false };
+        allowed.as_slice().iter().zip(self.blank.as_slice()).all(|(allowed, blank)| allowed & !blank == 0)
+    }
+}
+
+/// The only token of `trie` with which text that begins with `forced` can go on, if there is only one.
+fn only_token(trie: &TokTrie, forced: &[u8]) -> Option<u32> {
+    let mut only = None;
+    let mut node = trie.root();
+    for byte in forced {
+        let mut alike = trie.node_children(node).filter(|child| child.byte() == *byte);
+        let Some(child) = alike.next() else { return only };
+        // Two tokens of the same text.
+        if alike.next().is_some() {
+            return None;
+        }
+        if let Some(id) = child.token_id()
+            && only.replace(id).is_some()
+        {
+            return None;
+        }
+        node = child;
+    }
+    // A longer token may spell the forced text and what follows it.
+    only.filter(|_| trie.node_children(node).next().is_none())
 }
 
 fn failed(error: impl std::fmt::Display) -> EngineError {

@@ -1,48 +1,21 @@
 //! `oneOf` where its alternatives exclude each other: then it is `anyOf`, which a grammar can follow.
 //!
-//! Invariant: `oneOf` is only replaced where no value can validate against two alternatives: their types differ, or
+//! Invariant: alternatives are only exclusive where no value can validate against two of them: their types differ, or
 //! their constants do, or a property that one of them requires excludes the other (the tag of a tagged union).
-//! References are looked through. What is not seen here to be exclusive is left to the compiler, which refuses it.
+//! References are looked through. Where it is not seen here, the mask lets all alternatives pass, and the value is
+//! checked when it is complete.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Schemas that are looked through at most, one within the other.
 const MAX_DEPTH: usize = 8;
 
-/// Replaces every `oneOf` whose alternatives exclude each other.
-pub(super) fn settle(schema: &mut Value) {
-    let root = schema.clone();
-    // A reference into a `oneOf` would point to nothing.
-    if !root.to_string().contains("/oneOf/") {
-        visit(schema, &root);
-    }
-}
-
-fn visit(value: &mut Value, root: &Value) {
-    match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| visit(item, root)),
-        Value::Object(members) => {
-            for (key, member) in members.iter_mut() {
-                if !matches!(key.as_str(), "const" | "enum" | "default" | "examples") {
-                    visit(member, root);
-                }
-            }
-            let Some(Value::Array(alternatives)) = members.get("oneOf") else { return };
-            let exclusive = alternatives.iter().enumerate().all(|(index, one)| {
-                alternatives[index + 1..].iter().all(|other| excludes(one, other, root, 0))
-            });
-            if exclusive && let Some(alternatives) = members.remove("oneOf") {
-                let alternatives = Map::from_iter([("anyOf".to_string(), alternatives)]);
-                match members.get_mut("allOf") {
-                    Some(Value::Array(all)) => all.push(alternatives.into()),
-                    _ => {
-                        members.insert("allOf".to_string(), Value::Array(vec![alternatives.into()]));
-                    }
-                }
-            }
-        }
-        _ => {}
-    }
+/// Whether no value validates against two of the alternatives.
+pub(super) fn is_exclusive(alternatives: &[Value], root: &Value) -> bool {
+    alternatives
+        .iter()
+        .enumerate()
+        .all(|(index, one)| alternatives[index + 1..].iter().all(|other| excludes(one, other, root, 0)))
 }
 
 /// Whether no value validates against both.

@@ -42,6 +42,12 @@ impl TokenizerEnv for TokenizerWithTrie {
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| self.tokenize_text(text))
     }
+
+    /// A mask allows every token that can spell forced text: llguidance would otherwise leave only the one that
+    /// this tokenizer makes of it, and a model may have learned another.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
 }
 
 fn trie_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {

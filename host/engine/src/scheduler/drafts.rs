@@ -24,7 +24,7 @@ impl Scheduler {
             let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == planned.id) else {
                 continue;
             };
-            if !draws(sequence, planned) || !sequence.may_be_drafted() {
+            if !draws(sequence, planned) || !(sequence.is_constrained() || speculator.looks_up()) {
                 continue;
             }
             let room = (sequence.pages.pages().len() + self.kv.available_pages()) * PAGE_TOKENS

@@ -208,7 +208,7 @@ impl Scheduler {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let sequence = &mut self.running[at];
         sequence.mark_computed(tokens);
-        let computed = &sequence.tokens[..sequence.computed];
+        let computed = &sequence.tokens[..sequence.settled()];
         self.kv.share(&sequence.request.affinity.tenant, &mut sequence.pages, computed);
         self.kv.shrink(&mut sequence.pages, pages_for(sequence.tokens.len()));
         bill(sequence, &mut self.waiting, self.meter.as_deref());
@@ -364,7 +364,7 @@ impl Scheduler {
     }
 
     fn release_pages(&mut self, sequence: &mut Sequence) {
-        let computed = sequence.computed;
+        let computed = sequence.settled();
         let pages = sequence.give_up_pages();
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
     }

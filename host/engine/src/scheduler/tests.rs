@@ -11,8 +11,8 @@ use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::router::{LoadShare, ReplicaLoad};
-use crate::sequence::SequenceContext;
-use crate::stream::{self, TokenStream};
+use crate::sequence::{Draw, SequenceContext};
+use crate::stream::{self, SpentTokens, TokenStream};
 use crate::tests::dice::Dice;
 use crate::tests::fixture::{byte_tokenizer, greedy};
 use crate::{Affinity, GenerateRequest, TokenEvent};
@@ -73,10 +73,18 @@ impl Harness {
         self.submitted += 1;
         let max_tokens = request.max_tokens.unwrap();
         let (events, received) = stream::channel(max_tokens);
-        let stream = TokenStream::new(received, GenerationSpan::new("test", &request));
+        let stream = TokenStream::new(
+            received,
+            GenerationSpan::new("test", &request),
+            SpentTokens::default(),
+            Arc::default(),
+        );
         let submission = Submission {
             max_tokens,
             matcher: None,
+            drafter: None,
+            checks: None,
+            spent: SpentTokens::default(),
             events,
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
@@ -104,6 +112,7 @@ impl Harness {
                 continue;
             }
             let drawn = RowOutput { token: u32::from(b'x'), logprob: None, top: Vec::new() };
+            let drawn = Draw { row: drawn, choices: 2, accepted: false };
             if let Some(ending) = sequence.append_sampled(drawn).transpose() {
                 self.scheduler.end(planned.id, ending);
                 self.finished.push(planned.id.0);

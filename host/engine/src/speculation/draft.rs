@@ -16,6 +16,31 @@ pub(crate) struct DraftToken {
     pub id: u32,
     /// If the tokens before it come true, the constraint leaves no choice but this one: it is not drawn.
     pub forced: bool,
+    pub source: Source,
+}
+
+/// Who proposed a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It spells what the output's form says next.
+    Grammar,
+    /// It followed the same tokens before.
+    Lookup,
+}
+
+/// Tokens that may come next, before it is known whether they can.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Proposal {
+    pub tokens: Vec<u32>,
+    /// So many of them, the first ones, are the grammar's.
+    pub by_grammar: usize,
+}
+
+/// A drawn token's draft, and whether the draw gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tried {
+    pub source: Source,
+    pub came_true: bool,
 }
 
 impl Draft {
@@ -41,17 +66,19 @@ pub(crate) struct Walk<'a> {
 impl Walk<'_> {
     /// Follows the proposal as far as it can come true. Where the constraint forces something else than proposed,
     /// that takes the proposal's place.
-    pub fn admit(mut self, proposal: &[u32]) -> Draft {
+    pub fn admit(mut self, proposal: &Proposal) -> Draft {
         let mut draft = Draft::default();
-        let mut rest = proposal;
+        let mut rest = proposal.tokens.as_slice();
         while let Some((&id, after)) = rest.split_first() {
             let Some(forced) = self.step(id) else { break };
             if draft.tokens.len() + 1 + forced.len() > self.limit {
                 break;
             }
-            draft.tokens.push(DraftToken { id, forced: false });
+            let at = proposal.tokens.len() - rest.len();
+            let source = if at < proposal.by_grammar { Source::Grammar } else { Source::Lookup };
+            draft.tokens.push(DraftToken { id, forced: false, source });
             rest = after.strip_prefix(forced.as_slice()).unwrap_or_default();
-            draft.tokens.extend(forced.into_iter().map(|id| DraftToken { id, forced: true }));
+            draft.tokens.extend(forced.into_iter().map(|id| DraftToken { id, forced: true, source }));
         }
         draft
     }
@@ -62,11 +89,18 @@ impl Walk<'_> {
             return None;
         }
         let Some(constraint) = &mut self.constraint else { return Some(Vec::new()) };
-        if !constraint.try_accept(id) || constraint.is_done() {
+        if !constraint.try_accept(id) || constraint.is_complete() {
             return None;
         }
-        let forced = constraint.forced();
-        let accepted = forced.iter().all(|id| constraint.try_accept(*id));
-        (accepted && !constraint.is_done()).then_some(forced)
+        let mut forced = Vec::new();
+        while forced.len() < self.limit
+            && let Some(only) = constraint.only_token()
+        {
+            if !constraint.try_accept(only) || constraint.is_complete() {
+                return None;
+            }
+            forced.push(only);
+        }
+        Some(forced)
     }
 }

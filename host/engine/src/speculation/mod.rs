@@ -6,9 +6,13 @@
 //! so it is the draw that would have been made there anyway, and the first one that differs from its draft is itself
 //! the next token. Nothing is ever drawn from another distribution.
 //!
+//! What the form of an output says next is a guess as well, and mostly right. It is made for every constrained sequence;
+//! guesses from what was said before are made where speculation is on.
+//!
 //! It decides how much to guess and knows neither pages nor budgets; the scheduler says what is left over.
 
 mod draft;
+mod grammar;
 mod pace;
 mod prompt_lookup;
 
@@ -17,7 +21,10 @@ use std::time::Duration;
 
 use crate::sequence::{Sequence, SequenceId};
 
-pub(crate) use draft::{Draft, DraftToken, Walk};
+#[cfg(test)]
+pub(crate) use draft::Source;
+pub(crate) use draft::{Draft, DraftToken, Proposal, Tried, Walk};
+pub(crate) use grammar::GrammarDrafter;
 pub(crate) use pace::Load;
 use pace::{History, Pace};
 use prompt_lookup::PromptLookup;
@@ -25,6 +32,7 @@ use prompt_lookup::PromptLookup;
 /// How the engine guesses ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speculation {
+    /// Only what the form of an output says next.
     Off,
     /// What followed the same tokens earlier in the prompt or the output is the guess.
     PromptLookup(DraftLimits),
@@ -58,6 +66,9 @@ pub(crate) trait Proposer: Send {
     /// two calls for one sequence its tokens only grow.
     fn propose(&mut self, id: SequenceId, tokens: &[u32], limit: usize) -> Vec<u32>;
 
+    /// Forgets one sequence: it begins anew with its next call.
+    fn forget(&mut self, id: SequenceId);
+
     /// Forgets the sequences that are not `alive`.
     fn retain(&mut self, alive: &dyn Fn(SequenceId) -> bool);
 }
@@ -65,27 +76,36 @@ pub(crate) trait Proposer: Send {
 /// The drafts of one engine: who proposes them and how many pay.
 pub(crate) struct Speculator {
     limits: DraftLimits,
-    proposer: Box<dyn Proposer>,
+    /// Guesses from what was said before; `None` where speculation is off.
+    lookup: Option<Box<dyn Proposer>>,
     pace: Pace,
     histories: HashMap<SequenceId, History>,
 }
 
 impl Speculator {
-    /// `None` where speculation is off.
-    pub fn new(speculation: Speculation) -> Option<Self> {
-        let Speculation::PromptLookup(limits) = speculation else { return None };
-        let proposer = Box::<PromptLookup>::default();
-        Some(Speculator { limits, proposer, pace: Pace::default(), histories: HashMap::new() })
+    pub fn new(speculation: Speculation) -> Self {
+        let (limits, lookup) = match speculation {
+            Speculation::Off => (DraftLimits::default(), None),
+            Speculation::PromptLookup(limits) => {
+                (limits, Some(Box::<PromptLookup>::default() as Box<dyn Proposer>))
+            }
+        };
+        Speculator { limits, lookup, pace: Pace::default(), histories: HashMap::new() }
+    }
+
+    /// Whether sequences without a constraint get drafts too.
+    pub fn looks_up(&self) -> bool {
+        self.lookup.is_some()
     }
 
     /// What follows `sequence` perhaps, in a step of that `load`: at most `room` tokens, all of which its constraint
     /// and limits allow. The load then includes it.
-    pub fn draft(&mut self, sequence: &Sequence, room: usize, load: &mut Load) -> Draft {
-        let room = room.min(self.limits.max_tokens).min(self.pace.row_limit().saturating_sub(load.rows));
+    pub fn draft(&mut self, sequence: &mut Sequence, room: usize, load: &mut Load) -> Draft {
+        let room = room.min(self.limits.max_tokens);
         if room == 0 {
             return Draft::default();
         }
-        let proposal = self.proposer.propose(sequence.id, &sequence.tokens, room);
+        let proposal = self.propose(sequence, room, load);
         let mut draft = sequence.admissible(&proposal, room);
         if draft.tokens.is_empty() {
             return draft;
@@ -100,11 +120,35 @@ impl Speculator {
         draft
     }
 
-    /// A sequence's draft was checked: so many of its sampled tokens came true, and perhaps the next did not.
-    pub fn record_draft(&mut self, id: SequenceId, accepted: usize, refuted: bool) {
+    /// What the form of the output says, and what was said before where that agrees with it.
+    fn propose(&mut self, sequence: &mut Sequence, room: usize, load: &Load) -> Proposal {
+        let tokens = sequence.likely(room);
+        let by_grammar = tokens.len();
+        let lookup_room = room.min(self.pace.row_limit().saturating_sub(load.rows));
+        if let Some(lookup) = &mut self.lookup
+            && lookup_room > 0
+            && sequence.has_begun()
+        {
+            let said_before = lookup.propose(sequence.id, &sequence.tokens, lookup_room);
+            if said_before.starts_with(&tokens) {
+                return Proposal { tokens: said_before, by_grammar };
+            }
+        }
+        Proposal { tokens, by_grammar }
+    }
+
+    /// A sequence's draft was checked.
+    pub fn record_draft(&mut self, id: SequenceId, tried: &[Tried]) {
         if let Some(history) = self.histories.get_mut(&id) {
-            history.record(accepted, refuted);
-            self.pace.record_draft(accepted, refuted);
+            history.record(tried);
+            self.pace.record_draft(tried);
+        }
+    }
+
+    /// Tokens of a sequence were taken back.
+    pub fn forget_tokens(&mut self, id: SequenceId) {
+        if let Some(lookup) = &mut self.lookup {
+            lookup.forget(id);
         }
     }
 
@@ -115,6 +159,8 @@ impl Speculator {
 
     pub fn retain(&mut self, alive: impl Fn(SequenceId) -> bool) {
         self.histories.retain(|id, _| alive(*id));
-        self.proposer.retain(&alive);
+        if let Some(lookup) = &mut self.lookup {
+            lookup.retain(&alive);
+        }
     }
 }

@@ -8,8 +8,7 @@
 
 use std::time::Duration;
 
-use super::Draft;
-use super::draft::DraftToken;
+use super::draft::{Draft, DraftToken, Source, Tried};
 
 /// Steps with more rows are bound by arithmetic, where a row costs its full price; they get no drafts.
 const MAX_ROWS: usize = 64;
@@ -24,6 +23,12 @@ const TRIED_GROWTH: usize = 4;
 const HISTORY_DECAY: f64 = 0.95;
 /// Tokens for which the engine's own experience counts in a new sequence.
 const PRIOR_TOKENS: f64 = 4.0;
+/// Of drafts that nobody has tried yet: what a grammar says mostly comes true, what was said before half of the time.
+const FIRST_ACCEPTANCE: [f64; Source::ALL.len()] = [0.9, 0.5];
+/// A step with so many rows is bound by arithmetic, where a further row costs less than a step of its own would.
+const LONG_STEP_ROWS: usize = 32;
+/// What a grammar says is drafted into a long step if it is as likely as this.
+const LONG_STEP_ACCEPTANCE: f64 = 0.5;
 /// Drafted when it is tried again, after so many steps that had something to draft but did not.
 const PROBE_TOKENS: usize = 4;
 const FIRST_PROBE_AFTER: u32 = 16;
@@ -42,24 +47,32 @@ pub(crate) struct Load {
 pub(super) struct Pace {
     /// Seconds of a step by its rows, as moving averages.
     step_s: [Option<f64>; MAX_ROWS + 1],
-    /// Share of drafted tokens that came true.
-    acceptance: f64,
+    /// Share of drafted tokens that came true, by source.
+    acceptance: [f64; Source::ALL.len()],
     /// Drafts not made since the last one, and after how many it is tried again. Of all sequences together: most are
     /// too short to find out for themselves.
     quiet: u32,
     probe_after: u32,
 }
 
-/// How the drafts of one sequence fared.
+/// How the drafts of one sequence fared, by source.
 #[derive(Debug, Clone)]
-pub(super) struct History {
+pub(super) struct History([Fared; Source::ALL.len()]);
+
+#[derive(Debug, Clone, Copy)]
+struct Fared {
     accepted: f64,
     tried: f64,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { step_s: [None; MAX_ROWS + 1], acceptance: 0.5, quiet: 0, probe_after: FIRST_PROBE_AFTER }
+        Pace {
+            step_s: [None; MAX_ROWS + 1],
+            acceptance: FIRST_ACCEPTANCE,
+            quiet: 0,
+            probe_after: FIRST_PROBE_AFTER,
+        }
     }
 }
 
@@ -69,11 +82,15 @@ impl Pace {
     }
 
     pub fn new_history(&self) -> History {
-        History { accepted: self.acceptance * PRIOR_TOKENS, tried: PRIOR_TOKENS }
+        let prior = |acceptance: f64| Fared { accepted: acceptance * PRIOR_TOKENS, tried: PRIOR_TOKENS };
+        History(self.acceptance.map(prior))
     }
 
     /// The number of the draft's tokens with which a step of that load gives most tokens per second.
     pub fn worth(&mut self, draft: &Draft, history: &History, load: &Load) -> usize {
+        if load.rows >= LONG_STEP_ROWS && self.step_s(load.rows).is_none_or(|_| load.rows > MAX_ROWS) {
+            return worth_in_long_step(draft, history);
+        }
         let rate = |count: usize| {
             let tokens = load.tokens + history.expected(&draft.tokens[..count]);
             Some(tokens / self.step_s(load.rows + count)?)
@@ -97,13 +114,14 @@ impl Pace {
         counts.take_while(|count| *count <= PROBE_TOKENS).last().unwrap_or(0)
     }
 
-    pub fn record_draft(&mut self, accepted: usize, refuted: bool) {
-        if accepted > 0 {
+    pub fn record_draft(&mut self, tried: &[Tried]) {
+        if tried.iter().any(|tried| tried.came_true) {
             self.probe_after = FIRST_PROBE_AFTER;
         }
-        (0..accepted).for_each(|_| self.acceptance += NEW_DRAFT * (1.0 - self.acceptance));
-        if refuted {
-            self.acceptance -= NEW_DRAFT * self.acceptance;
+        for tried in tried {
+            let acceptance = &mut self.acceptance[tried.source as usize];
+            let came_true = f64::from(u8::from(tried.came_true));
+            *acceptance += NEW_DRAFT * (came_true - *acceptance);
         }
     }
 
@@ -131,20 +149,45 @@ impl Pace {
     }
 }
 
+/// The first tokens that are the grammar's and likely. What was only said before is not worth a long step's row.
+fn worth_in_long_step(draft: &Draft, history: &History) -> usize {
+    let mut expected = 1.0;
+    let likely = draft.tokens.iter().take_while(|token| {
+        expected *= if token.forced { 1.0 } else { history.acceptance(token.source) };
+        token.source == Source::Grammar && expected >= LONG_STEP_ACCEPTANCE
+    });
+    let likely = likely.count();
+    (0..=likely).rev().find(|count| draft.draws_after(*count)).unwrap_or(0)
+}
+
+impl Source {
+    const ALL: [Source; 2] = [Source::Grammar, Source::Lookup];
+}
+
 impl History {
     /// Tokens of the draft that come true, as far as can be known.
     pub fn expected(&self, draft: &[DraftToken]) -> f64 {
-        let acceptance = self.accepted / self.tried;
         let drawn = draft.iter().filter(|token| !token.forced);
         // A token counts only if all before it came true.
-        drawn.scan(1.0, |all, _| Some(std::mem::replace(all, *all * acceptance) * acceptance)).sum()
+        let mut all = 1.0;
+        let likely = drawn.map(|token| {
+            all *= self.acceptance(token.source);
+            all
+        });
+        likely.sum()
     }
 
-    pub fn record(&mut self, accepted: usize, refuted: bool) {
-        for came_true in std::iter::repeat_n(1.0, accepted).chain(refuted.then_some(0.0)) {
-            self.accepted = self.accepted * HISTORY_DECAY + came_true;
-            self.tried = self.tried * HISTORY_DECAY + 1.0;
+    pub fn record(&mut self, tried: &[Tried]) {
+        for tried in tried {
+            let fared = &mut self.0[tried.source as usize];
+            fared.accepted = fared.accepted * HISTORY_DECAY + f64::from(u8::from(tried.came_true));
+            fared.tried = fared.tried * HISTORY_DECAY + 1.0;
         }
+    }
+
+    fn acceptance(&self, source: Source) -> f64 {
+        let Fared { accepted, tried } = self.0[source as usize];
+        accepted / tried
     }
 }
 
@@ -159,6 +202,10 @@ mod tests {
         step_us: fn(usize) -> u64,
         period: usize,
         position: usize,
+    }
+
+    fn token(forced: bool) -> DraftToken {
+        DraftToken { id: 1, forced, source: Source::Lookup }
     }
 
     /// What a run came to.
@@ -178,12 +225,15 @@ mod tests {
         fn run(&mut self, tokens: usize) -> Run {
             let (mut run, end) = (Run::default(), self.position + tokens);
             while self.position < end {
-                let draft = Draft { tokens: vec![DraftToken { id: 1, forced: false }; 15] };
+                let draft = Draft { tokens: vec![token(false); 15] };
                 let drafted = self.pace.worth(&draft, &self.history, &Load { rows: 1, tokens: 1.0 });
                 let right =
                     (0..drafted).take_while(|n| !(self.position + n).is_multiple_of(self.period)).count();
-                self.history.record(right, right < drafted);
-                self.pace.record_draft(right, right < drafted);
+                let tried = |came_true| Tried { source: Source::Lookup, came_true };
+                let mut all = vec![tried(true); right];
+                all.extend((right < drafted).then(|| tried(false)));
+                self.history.record(&all);
+                self.pace.record_draft(&all);
                 let us = (self.step_us)(1 + drafted);
                 self.pace.record_step(1 + drafted, Duration::from_micros(us));
                 self.position += right + 1;
@@ -271,7 +321,7 @@ mod tests {
     #[test]
     fn nothing_is_drafted_before_a_step_without_drafts_was_measured() {
         let mut pace = Pace::default();
-        let draft = Draft { tokens: vec![DraftToken { id: 1, forced: false }; 4] };
+        let draft = Draft { tokens: vec![token(false); 4] };
         let history = pace.new_history();
         assert_eq!(pace.worth(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 0);
     }
@@ -283,9 +333,20 @@ mod tests {
         // The last of these costs more than it is worth, and with it the forced tokens before it.
         (2..=3).for_each(|rows| pace.record_step(rows, Duration::from_millis(5)));
         (4..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(50)));
-        let token = |forced| DraftToken { id: 1, forced };
         let draft = Draft { tokens: [false, false, true, true, false].map(token).to_vec() };
         let history = pace.new_history();
         assert_eq!(pace.worth(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 1);
+    }
+
+    #[test]
+    fn a_long_step_takes_what_the_grammar_says_until_it_is_refuted_too_often() {
+        let mut pace = Pace::default();
+        let mut history = pace.new_history();
+        let grammar = DraftToken { source: Source::Grammar, ..token(false) };
+        let draft = Draft { tokens: [vec![grammar; 3], vec![token(false)]].concat() };
+        let load = Load { rows: 300, tokens: 1.0 };
+        assert_eq!(pace.worth(&draft, &history, &load), 3);
+        history.record(&[Tried { source: Source::Grammar, came_true: false }; 6]);
+        assert_eq!(pace.worth(&draft, &history, &load), 0);
     }
 }

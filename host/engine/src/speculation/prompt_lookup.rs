@@ -37,6 +37,10 @@ impl Proposer for PromptLookup {
         self.sequences.entry(id).or_default().propose(tokens, limit)
     }
 
+    fn forget(&mut self, id: SequenceId) {
+        self.sequences.remove(&id);
+    }
+
     fn retain(&mut self, alive: &dyn Fn(SequenceId) -> bool) {
         self.sequences.retain(|id, _| alive(*id));
     }

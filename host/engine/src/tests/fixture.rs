@@ -6,13 +6,13 @@ use std::sync::Arc;
 use futures::future::join_all;
 use serde_json::json;
 use skep_model::{
-    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, Sampling,
-    Tokenizer,
+    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, ModelWeights,
+    Sampling, Tokenizer,
 };
 
 use crate::{
-    Engine, EngineError, EngineOptions, FinishReason, Finished, GenerateRequest, TokenEvent, TokenLogprob,
-    TokenStream,
+    Engine, EngineError, EngineOptions, FinishReason, Finished, GenerateRequest, Speculation, TokenEvent,
+    TokenLogprob, TokenStream,
 };
 
 /// End of generation in the test tokenizer; ids below 256 are bytes.
@@ -20,8 +20,50 @@ pub const EOS: u32 = 257;
 
 /// A byte-level tokenizer without merges: every byte is a token of the same number.
 pub fn byte_tokenizer() -> Tokenizer {
+    tokenizer(&[])
+}
+
+/// The bytes, and longer tokens for what JSON is made of: most texts can be spelled in several ways.
+pub fn merging_tokenizer() -> Tokenizer {
+    tokenizer(&[
+        ("{", "\""),
+        ("\"", ":"),
+        ("\":", " "),
+        ("\": ", "\""),
+        (" ", "\""),
+        (",", " \""),
+        ("\"", ","),
+        ("\",", " \""),
+        ("c", "i"),
+        ("ci", "t"),
+        ("cit", "y"),
+        ("d", "a"),
+        ("da", "y"),
+        ("day", "s"),
+        ("t", "a"),
+        ("ta", "g"),
+        ("\"", "}"),
+        ("o", "r"),
+        ("a", "b"),
+        ("ab", "a"),
+        ("tag", "s"),
+        ("[", "\""),
+        ("\"", "]"),
+        (",", " "),
+        ("u", "n"),
+        ("un", "i"),
+        ("uni", "t"),
+        ("unit", "s"),
+        ("m", "e"),
+        ("1", "2"),
+        ("}", "\n"),
+        ("\"", "\n"),
+    ])
+}
+
+fn tokenizer(merges: &[(&str, &str)]) -> Tokenizer {
     let mut unprintable = 0;
-    let vocabulary: serde_json::Map<String, serde_json::Value> = (0..=255u8)
+    let mut vocabulary: serde_json::Map<String, serde_json::Value> = (0..=255u8)
         .map(|byte| {
             let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
             let symbol = if printable {
@@ -33,6 +75,13 @@ pub fn byte_tokenizer() -> Tokenizer {
             (symbol.to_string(), json!(byte))
         })
         .collect();
+    // The byte alphabet's names of a blank and a line break.
+    let symbols = |text: &str| text.replace(' ', "Ġ").replace('\n', "Ċ");
+    let merges: Vec<(String, String)> =
+        merges.iter().map(|(one, other)| (symbols(one), symbols(other))).collect();
+    for (number, (one, other)) in merges.iter().enumerate() {
+        vocabulary.insert(format!("{one}{other}"), json!(259 + number));
+    }
     let special = |id: u32, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
@@ -45,28 +94,48 @@ pub fn byte_tokenizer() -> Tokenizer {
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                  "vocab": vocabulary, "merges": []},
+                  "vocab": vocabulary, "merges": merges},
     });
     Tokenizer::from_json(tokenizer.to_string().as_bytes()).expect("the generated tokenizer is valid")
 }
 
-pub fn executor(kv_tokens: usize) -> (Checkpoint, CpuExecutor) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/llama-gqa");
-    let checkpoint = Checkpoint::open(&path).expect("the fixture opens");
-    let options = ExecutorOptions {
+/// How the test model is run, if a test does not say otherwise.
+pub fn executor_options(kv_tokens: usize) -> ExecutorOptions {
+    ExecutorOptions {
         threads: Some(1),
         kv: KvDtype::F32,
         kv_tokens: Some(kv_tokens),
         max_batch_tokens: 256,
         ..ExecutorOptions::default()
-    };
+    }
+}
+
+pub fn executor(kv_tokens: usize) -> (Checkpoint, CpuExecutor) {
+    let checkpoint = checkpoint();
+    let options = executor_options(kv_tokens);
     let executor = CpuExecutor::load(&checkpoint, options).expect("the fixture loads");
     (checkpoint, executor)
+}
+
+fn checkpoint() -> Checkpoint {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/llama-gqa");
+    Checkpoint::open(&path).expect("the fixture opens")
 }
 
 /// A model whose executor is wrapped by `wrap`.
 pub fn model(kv_tokens: usize, wrap: impl FnOnce(CpuExecutor) -> Box<dyn Executor>) -> LoadedModel {
     let (checkpoint, executor) = executor(kv_tokens);
+    loaded(&checkpoint, wrap(executor))
+}
+
+/// A model whose executor is made with these options.
+pub fn model_with(options: ExecutorOptions) -> LoadedModel {
+    let checkpoint = checkpoint();
+    let weights = ModelWeights::load(&checkpoint, &options).expect("the fixture loads");
+    loaded(&checkpoint, weights.executor(options).expect("the executor starts"))
+}
+
+fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
     let mut config = checkpoint.config().clone();
     config.eos = vec![EOS];
     LoadedModel {
@@ -74,7 +143,7 @@ pub fn model(kv_tokens: usize, wrap: impl FnOnce(CpuExecutor) -> Box<dyn Executo
         config,
         tokenizer: Arc::new(byte_tokenizer()),
         template: Arc::new(ChatTemplate::chatml_default()),
-        executor: wrap(executor),
+        executor,
         device: "cpu".into(),
         fallback: None,
     }
@@ -96,6 +165,14 @@ pub fn engine_with_short_prompts() -> Engine {
     let template = "{# shows no tools, and knows of <tool_call> #}{{ messages[-1].content }}";
     model.template = Arc::new(ChatTemplate::new(template, None, None).expect("the template compiles"));
     Engine::start(model, EngineOptions::default()).expect("the engine starts")
+}
+
+/// With longer tokens than bytes.
+pub fn merging_engine(kv_tokens: usize, speculation: Speculation) -> Engine {
+    let mut model = model(kv_tokens, |executor| Box::new(executor));
+    model.tokenizer = Arc::new(merging_tokenizer());
+    let options = EngineOptions { speculation, ..EngineOptions::default() };
+    Engine::start(model, options).expect("the engine starts")
 }
 
 pub fn engine() -> Engine {

@@ -30,6 +30,45 @@ pub fn schema(draws: &mut Draws) -> Value {
     root
 }
 
+/// Adds keywords that a mask cannot follow, and annotations that nobody knows.
+pub fn loosen(draws: &mut Draws, schema: &mut Value) {
+    let Value::Object(members) = schema else { return };
+    for (key, value) in members.iter_mut() {
+        match (key.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs", Value::Object(schemas)) => {
+                schemas.values_mut().for_each(|schema| loosen(draws, schema));
+            }
+            ("items" | "additionalProperties", schema) => loosen(draws, schema),
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
+                schemas.iter_mut().for_each(|schema| loosen(draws, schema));
+            }
+            _ => {}
+        }
+    }
+    if !draws.one_in(3) {
+        return;
+    }
+    let added = match draws.below(12) {
+        0 => json!({"uniqueItems": true}),
+        1 => json!({"not": {"enum": [null, true, 7, "", {}, []]}}),
+        2 => {
+            json!({"if": {"type": "object", "required": ["a"]}, "then": {"required": ["b"]}, "else": {"minProperties": 1}})
+        }
+        3 => json!({"contains": {"type": ["integer", "string"]}, "minContains": 2}),
+        4 => json!({"propertyNames": {"maxLength": 4}}),
+        5 => json!({"dependentRequired": {"a": ["b"], "name": ["id"]}}),
+        6 => json!({"unevaluatedProperties": false}),
+        7 => json!({"minProperties": 2, "maxProperties": 3}),
+        8 => json!({"pattern": "^(?!a)"}),
+        9 => json!({"maxLength": 1_000_000, "maxItems": 2_000_000}),
+        10 => json!({"nullable": true, "widget": {"type": 3}, "readonly": 1, "format": "odd"}),
+        _ => json!({"dependencies": {"a": {"required": ["b"]}, "id": ["b"]}}),
+    };
+    for (key, value) in added.as_object().into_iter().flatten() {
+        members.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+}
+
 /// As a tool's parameters: an object.
 pub fn object_schema(draws: &mut Draws) -> Value {
     let mut root = object(draws, 0);

@@ -3,6 +3,8 @@
 //! Invariant: whatever happens, the caller's stream ends with `Finished` or an error, once. It knows how far it has
 //! been computed and which pages it holds, but does not decide what is computed when.
 
+mod append;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,12 +16,13 @@ use crate::engine_loop::Submission;
 use crate::kv::SequencePages;
 use crate::router::LoadShare;
 use crate::scheduler::Service;
-use crate::speculation::{Draft, Walk};
-use crate::stream::EventSender;
+use crate::speculation::{Draft, GrammarDrafter, Proposal, Walk};
+use crate::stream::{EventSender, SpentTokens};
+use crate::take_back::CheckedOutput;
 use crate::telemetry::{Outcome, QueuePlace, RequestTelemetry, Telemetry, TokenKind};
-use crate::{
-    EngineError, FinishReason, Finished, GenerateRequest, Timing, Token, TokenEvent, TokenLogprob, Usage,
-};
+use crate::{EngineError, FinishReason, Finished, GenerateRequest, Timing, TokenEvent, TokenLogprob, Usage};
+
+pub(crate) use append::Draw;
 
 /// Counts up in the order of submission, so a greater id is a younger sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,8 +50,15 @@ pub(crate) struct Sequence {
     prompt_len: usize,
     max_tokens: usize,
     constraint: Constrained,
+    /// What the form of the output says next, as a guess.
+    drafter: Option<GrammarDrafter>,
+    /// `None` where the constraint's masks enforce everything.
+    checked: Option<Box<CheckedOutput>>,
+    /// Tokens were taken back: what is computed counts only up to here.
+    recompute_from: Option<usize>,
     text: Detokeniser,
     events: EventSender,
+    spent: SpentTokens,
     /// Scores of the prompt so far, where they were asked for; the first entry is there from the start.
     scores: Option<Vec<Option<TokenLogprob>>>,
     cached_tokens: usize,
@@ -79,8 +89,22 @@ enum Constrained {
 
 impl Sequence {
     pub fn new(id: SequenceId, submission: Submission, context: &Arc<SequenceContext>) -> Self {
-        let Submission { mut request, max_tokens, matcher, events, submitted, deadline, place, load } =
-            submission;
+        let Submission {
+            mut request,
+            max_tokens,
+            matcher,
+            drafter,
+            checks,
+            events,
+            spent,
+            submitted,
+            deadline,
+            place,
+            load,
+        } = submission;
+        let checked = checks.map(|checks| {
+            Box::new(CheckedOutput::new(checks, request.constraint.as_ref(), request.resume_taken_back))
+        });
         let tokens = std::mem::take(&mut request.prompt);
         let stop = std::mem::take(&mut request.stop);
         Sequence {
@@ -94,8 +118,12 @@ impl Sequence {
             telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
             max_tokens,
             constraint: matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher))),
+            drafter,
+            checked,
+            recompute_from: None,
             text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
             events,
+            spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
             cached_tokens: 0,
             told: Service::default(),
@@ -140,7 +168,18 @@ impl Sequence {
 
     /// Tokens of which a cached prefix may be used: rows that must be scored have to be computed.
     pub fn reusable_tokens(&self) -> &[u32] {
-        &self.tokens[..self.next_scored_row().map_or(self.tokens.len(), |row| row + 1)]
+        let unscored = self.next_scored_row().map_or(self.tokens.len(), |row| row + 1);
+        &self.tokens[..unscored.min(self.held_from().unwrap_or(usize::MAX))]
+    }
+
+    /// Computed tokens whose pages may be shared. If tokens are taken back, the last one before them is computed again.
+    pub fn settled(&self) -> usize {
+        self.held_from().map_or(self.computed, |held| self.computed.min(held.saturating_sub(1)))
+    }
+
+    /// The first token that may be taken back.
+    fn held_from(&self) -> Option<usize> {
+        Some(self.prompt_len + self.checked.as_ref()?.held_from()?)
     }
 
     /// Ids that are never drawn.
@@ -190,13 +229,19 @@ impl Sequence {
     /// What it got of the model since the last call, from its admission on.
     pub fn take_service(&mut self) -> Service {
         let Some(_) = self.admitted else { return Service::default() };
-        let total = Service { prompt: self.prompt_len - self.cached_tokens, output: self.output().len() };
+        let total = Service {
+            prompt: self.prompt_len - self.cached_tokens,
+            output: self.output().len() + self.taken_back_tokens(),
+        };
         total.since(std::mem::replace(&mut self.told, total))
     }
 
     /// The next `tokens` pending tokens are in the pages.
     pub fn mark_computed(&mut self, tokens: usize) {
         self.computed += tokens;
+        if let Some(known) = self.recompute_from.take() {
+            self.computed = self.computed.min(known);
+        }
         self.record_load();
     }
 
@@ -226,13 +271,28 @@ impl Sequence {
         self.constraint = Constrained::By(constraint);
     }
 
-    /// Whether tokens may be drafted behind the known ones. The first token never waits for that.
-    pub fn may_be_drafted(&self) -> bool {
-        self.first_token.is_some() && self.tokens_left() > 1
+    /// Whether a token was drawn. The first token never waits for a search of the prompt.
+    pub fn has_begun(&self) -> bool {
+        self.first_token.is_some()
+    }
+
+    /// What the form of the output says next: at most `limit` tokens.
+    pub fn likely(&mut self, limit: usize) -> Vec<u32> {
+        let Constrained::By(constraint) = &mut self.constraint else { return Vec::new() };
+        let output = &self.tokens[self.prompt_len..];
+        let strict = self.drafter.as_mut().map(|drafter| drafter.propose(output, limit));
+        strict.filter(|likely| !likely.is_empty()).unwrap_or_else(|| {
+            let mut forced = constraint.forced();
+            forced.truncate(limit);
+            forced
+        })
     }
 
     /// The part of a proposal that can come true, of at most `limit` tokens and within the sequence's own limits.
-    pub fn admissible(&self, proposal: &[u32], limit: usize) -> Draft {
+    pub fn admissible(&self, proposal: &Proposal, limit: usize) -> Draft {
+        if proposal.tokens.is_empty() {
+            return Draft::default();
+        }
         let constraint = match &self.constraint {
             Constrained::No => None,
             Constrained::By(constraint) => Some(constraint.fork()),
@@ -243,10 +303,13 @@ impl Sequence {
         Walk { constraint, ends: &self.context.eos, limit }.admit(proposal)
     }
 
-    pub fn record_draft(&mut self, accepted: usize, rejected: usize) {
-        self.accepted_tokens += accepted;
+    /// Tokens that may not be drawn again behind the output, with how far behind it.
+    pub fn excluded(&self) -> Vec<(usize, u32)> {
+        self.checked.as_ref().map_or_else(Vec::new, |checked| checked.excluded_from(self.output().len()))
+    }
+
+    pub fn record_rejected(&mut self, rejected: usize) {
         self.rejected_tokens += rejected;
-        self.telemetry.record_tokens(TokenKind::Accepted, accepted);
         self.telemetry.record_tokens(TokenKind::Rejected, rejected);
     }
 
@@ -256,31 +319,13 @@ impl Sequence {
         self.report_scores_if_complete();
     }
 
-    /// Takes a sampled token and what the constraint forces after it. `Some` ends the sequence.
-    pub fn append_sampled(&mut self, row: RowOutput) -> Result<Option<FinishReason>, EngineError> {
-        let now = Instant::now();
-        let telemetry = &self.telemetry;
-        telemetry.record_tokens(TokenKind::Sampled, 1);
-        match self.last_token.replace(now) {
-            Some(last) => telemetry.record_inter_token(now - last),
-            None => {
-                self.first_token = Some(now);
-                telemetry.record_first_token(now.saturating_duration_since(self.submitted));
-            }
-        }
-        let id = row.token;
-        match self.append(id, false, logprob(row))? {
-            Some(reason) => Ok(Some(reason)),
-            None => self.append_forced(),
-        }
-    }
-
     /// The prompt is computed and nothing is to be sampled.
     pub fn is_prefill_only(&self) -> bool {
         self.max_tokens == 0
     }
 
     pub fn finish(mut self, reason: FinishReason) {
+        self.tell_held();
         let rest = self.text.finish();
         let reason = rest.stopped.map_or(reason, FinishReason::Stop);
         let now = Instant::now();
@@ -294,6 +339,7 @@ impl Sequence {
                 forced_tokens: count(self.forced_tokens),
                 accepted_tokens: count(self.accepted_tokens),
                 rejected_tokens: count(self.rejected_tokens),
+                taken_back_tokens: count(self.taken_back_tokens()),
             },
             timing: Timing {
                 queue_us: since_submission(self.admitted.unwrap_or(now)),
@@ -330,66 +376,8 @@ impl Sequence {
         }
     }
 
-    /// What is forced at the very beginning, and what an earlier run produced.
-    fn append_known(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        let resume = std::mem::take(&mut self.request.resume);
-        let mut ended = self.append_forced()?;
-        while ended.is_none() && self.output().len() < resume.len() {
-            ended = self.append(resume[self.output().len()], false, None)?;
-            if ended.is_none() {
-                ended = self.append_forced()?;
-            }
-        }
-        // What the constraint forces now must be what it forced then.
-        let common = self.output().len().min(resume.len());
-        if self.output()[..common] != resume[..common] {
-            let message = "the output to go on from does not fit the constraint".to_string();
-            return Err(EngineError::Failed(message));
-        }
-        Ok(ended)
-    }
-
-    fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        let Constrained::By(constraint) = &mut self.constraint else { return Ok(None) };
-        let forced = constraint.forced();
-        for id in forced {
-            self.forced_tokens += 1;
-            self.telemetry.record_tokens(TokenKind::Forced, 1);
-            let ended = self.append(id, true, None)?;
-            if ended.is_some() {
-                return Ok(ended);
-            }
-        }
-        Ok(None)
-    }
-
-    fn append(
-        &mut self,
-        id: u32,
-        forced: bool,
-        logprob: Option<TokenLogprob>,
-    ) -> Result<Option<FinishReason>, EngineError> {
-        self.tokens.push(id);
-        if !self.request.ignore_eos && self.context.eos.contains(&id) {
-            self.emit(Ok(TokenEvent::Token(Token { id, text: String::new(), forced, logprob })));
-            return Ok(Some(FinishReason::Eos));
-        }
-        match &mut self.constraint {
-            Constrained::No => {}
-            Constrained::By(constraint) => constraint.accept(id)?,
-            Constrained::Lent => {
-                return Err(EngineError::Failed("the output constraint is lost".to_string()));
-            }
-        }
-        let delta = self.text.push(id);
-        self.emit(Ok(TokenEvent::Token(Token { id, text: delta.text, forced, logprob })));
-        if let Some(stop) = delta.stopped {
-            return Ok(Some(FinishReason::Stop(stop)));
-        }
-        if matches!(&self.constraint, Constrained::By(constraint) if constraint.is_done()) {
-            return Ok(Some(FinishReason::ConstraintDone));
-        }
-        Ok((self.tokens_left() == 0).then_some(FinishReason::Length))
+    fn taken_back_tokens(&self) -> usize {
+        self.checked.as_ref().map_or(0, |checked| checked.taken_back().tokens as usize)
     }
 
     fn record_load(&mut self) {

@@ -1,0 +1,294 @@
+//! The shape of a whole output as a grammar: a JSON document, tool calls, or what the caller wrote.
+//!
+//! Invariant: the grammar lets through what the documents in it do, with the same white space everywhere; a tool call
+//! that it lets through is one that the chat's parser finds.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use super::document::Document;
+use super::drafts::Draft;
+use super::relaxed::RelaxedSchema;
+use super::spelling::Written;
+use super::unenforced::UnenforcedValue;
+use super::{schema_keywords, spine};
+use crate::request::{BeforeCalls, Constraint, ToolCallForm};
+
+/// Calls in one answer where parallel calls are allowed.
+const MAX_CALLS: usize = 16;
+
+/// How the end of an output is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// When nothing but white space could follow.
+    Document,
+    /// The same, which only the end of a call can bring about.
+    Calls,
+    /// When nothing could follow.
+    Own,
+}
+
+/// A constraint before it is compiled.
+pub(super) struct Form {
+    kind: Kind,
+    /// The JSON documents in it, and the tool whose arguments each is.
+    pub documents: Vec<(Option<String>, Document)>,
+}
+
+enum Kind {
+    Json,
+    Calls(ToolCallForm),
+    /// A grammar that the caller wrote.
+    Own(Box<TopLevelGrammar>),
+}
+
+impl Form {
+    pub fn of(constraint: &Constraint, limits: &ParserLimits) -> Result<Form, String> {
+        let own = |single| {
+            Ok(Form {
+                kind: Kind::Own(Box::new(TopLevelGrammar::from_grammar(single))),
+                documents: Vec::new(),
+            })
+        };
+        let json = |schema: &Value| {
+            Ok(Form { kind: Kind::Json, documents: vec![(None, Document::new(schema, limits)?)] })
+        };
+        match constraint {
+            Constraint::JsonSchema(schema) => json(schema),
+            Constraint::JsonObject => json(&json!({"type": "object"})),
+            Constraint::Regex(pattern) => own(GrammarWithLexer::from_regex(pattern)),
+            Constraint::Lark(source) => own(GrammarWithLexer::from_lark(source.clone())),
+            Constraint::ToolCalls(form) => {
+                let mut documents = Vec::new();
+                for tool in &form.tools {
+                    let document = object_schema(&tool.parameters)
+                        .and_then(|schema| Document::new(&schema, limits))
+                        .map_err(|message| {
+                            format!("the parameters of the tool `{}`: {message}", tool.name)
+                        })?;
+                    documents.push((Some(tool.name.clone()), document));
+                }
+                if let BeforeCalls::Answer(answer) = &form.before {
+                    match answer.as_ref() {
+                        Constraint::JsonSchema(schema) => {
+                            documents.push((None, Document::new(schema, limits)?))
+                        }
+                        Constraint::JsonObject => {
+                            documents.push((None, Document::new(&json!({"type": "object"}), limits)?));
+                        }
+                        Constraint::Regex(_) => {}
+                        Constraint::Lark(_) | Constraint::ToolCalls(_) => {
+                            return Err("a grammar cannot be an alternative to tool calls; \
+                                        use a JSON schema or a regular expression"
+                                .to_string());
+                        }
+                    }
+                }
+                Ok(Form { kind: Kind::Calls(form.clone()), documents })
+            }
+        }
+    }
+
+    pub fn ending(&self) -> Ending {
+        match &self.kind {
+            Kind::Json => Ending::Document,
+            Kind::Calls(ToolCallForm { before: BeforeCalls::Answer(_), .. }) => Ending::Document,
+            Kind::Calls(_) => Ending::Calls,
+            Kind::Own(_) => Ending::Own,
+        }
+    }
+
+    /// Whether there is more than one way to write it.
+    pub fn has_spellings(&self) -> bool {
+        !matches!(self.kind, Kind::Own(_))
+    }
+
+    /// The schemas of its documents as they are now.
+    pub fn parts(&self) -> Vec<RelaxedSchema> {
+        self.documents.iter().map(|(_, document)| document.relaxed()).collect()
+    }
+
+    /// Gives up what the compiler does not follow in the single documents; whether anything was.
+    pub fn settle(&mut self) -> Result<bool, String> {
+        let mut changed = false;
+        for (tool, document) in &mut self.documents {
+            changed |= document.settle().map_err(|message| match tool {
+                Some(tool) => format!("the parameters of the tool `{tool}`: {message}"),
+                None => message,
+            })?;
+        }
+        Ok(changed)
+    }
+
+    /// The values that a mask made of `parts` does not enforce in full.
+    pub fn unenforced(&self, parts: &[RelaxedSchema]) -> Arc<[UnenforcedValue]> {
+        let of_part = |((tool, document), part): (&(Option<String>, Document), &RelaxedSchema)| {
+            let values = document.unenforced(part);
+            let named = values.iter().map(|value| UnenforcedValue { tool: tool.clone(), ..value.clone() });
+            named.collect::<Vec<_>>()
+        };
+        self.documents.iter().zip(parts).flat_map(of_part).collect()
+    }
+
+    pub fn warnings(&self) -> Arc<[String]> {
+        let of_document = |(tool, document): &(Option<String>, Document)| {
+            let of_tool = |warning: &String| match tool {
+                Some(tool) => format!("the parameters of the tool `{tool}`: {warning}"),
+                None => warning.clone(),
+            };
+            document.warnings().iter().map(of_tool).collect::<Vec<_>>()
+        };
+        self.documents.iter().flat_map(of_document).collect()
+    }
+
+    pub fn grammar(&self, parts: &[RelaxedSchema], written: Written) -> TopLevelGrammar {
+        let source = match &self.kind {
+            Kind::Own(grammar) => return (**grammar).clone(),
+            Kind::Json => {
+                let document = &parts[0];
+                let gap = written.gap();
+                format!(
+                    "%llguidance {{}}\nstart: {gap}document {gap}\n{}document: {}\n",
+                    written.rules(),
+                    nested(document, written)
+                )
+            }
+            Kind::Calls(form) => calls(form, parts, written),
+        };
+        TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(source))
+    }
+}
+
+/// A document as a grammar within another.
+fn nested(part: &RelaxedSchema, written: Written) -> String {
+    let rules = part.as_rules.then(|| spine::rules(part, written)).flatten();
+    match rules {
+        Some(rules) => format!("%lark {{\n{rules}}}"),
+        None => format!("%json {}", written.schema(&part.schema, part.unicode_escapes)),
+    }
+}
+
+/// Every call is `OPEN {"name": NAME, "arguments": ARGUMENTS} CLOSE`, with white space wherever JSON has it.
+fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> String {
+    let mut grammar = String::from("%llguidance {}\n");
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        grammar.write_fmt(text).expect("writing to a string");
+        grammar.push('\n');
+    };
+    let markup = &form.markup;
+    let gap = written.gap();
+    let open = if markup.open_is_special { markup.open.clone() } else { literal(&markup.open) };
+    let between = match written {
+        Written::AnyWay => "GAP? ".to_string(),
+        Written::Only(_) => format!("{} ", literal(&markup.between)),
+    };
+    let more =
+        if form.parallel { format!(" ({between}opened){{0,{}}}", MAX_CALLS - 1) } else { String::new() };
+    let text = text_without(markup.reserved.iter().map(String::as_str));
+    match &form.before {
+        BeforeCalls::Nothing => line(format_args!("start: {gap}opened{more} {gap}")),
+        BeforeCalls::Answer(answer) => {
+            let answer = match answer.as_ref() {
+                Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
+                _ => parts.last().map_or_else(String::new, |part| nested(part, written)),
+            };
+            line(format_args!("start: {gap}opened{more} {gap} | {gap}answer {gap}\nanswer: {answer}"));
+        }
+        BeforeCalls::Text if markup.open_is_special => {
+            line(format_args!("start: TEXT | TEXT opened{more} {gap}\n{text}"));
+        }
+        // The lazy rule ends with the first opening marker, whatever comes after it in the same token.
+        BeforeCalls::Text => {
+            line(format_args!("start: TEXT | lead body{more} {gap}\nlead[lazy]: TEXT {open}\n{text}"))
+        }
+    }
+    let lazy = form.before == BeforeCalls::Text && !markup.open_is_special;
+    if form.parallel || !lazy {
+        line(format_args!("opened: {open} body"));
+    }
+    // In one spelling the call stands on lines of its own, as templates write it.
+    let edge = |spaced| match written {
+        Written::AnyWay => written.pattern(""),
+        Written::Only(_) => spaced,
+    };
+    let (gap_regex, after_colon) = (written.pattern(""), written.pattern(" "));
+    let newline = || "\\n".to_string();
+    line(format_args!("HEAD: /{}\\{{{gap_regex}\"name\"{gap_regex}:{after_colon}/", edge(newline())));
+    line(format_args!("MIDDLE: /{gap_regex},{after_colon}\"arguments\"{gap_regex}:{after_colon}/"));
+    line(format_args!("TAIL: /{gap_regex}\\}}{}{}/", edge(newline()), regex_literal(&markup.close)));
+    let names = (0..form.tools.len()).map(|index| format!("call_{index}")).collect::<Vec<_>>().join(" | ");
+    line(format_args!("body: HEAD ({names}) TAIL"));
+    for (index, (tool, part)) in form.tools.iter().zip(parts).enumerate() {
+        // Tool names have no characters that JSON escapes.
+        let name = literal(&Value::from(tool.name.as_str()).to_string());
+        let arguments = nested(part, written);
+        line(format_args!("call_{index}: {name} MIDDLE arguments_{index}\narguments_{index}: {arguments}"));
+    }
+    if written == Written::AnyWay {
+        grammar.push_str(&written.rules());
+    }
+    grammar
+}
+
+/// The terminal `TEXT`: any text that contains none of `reserved`.
+pub(crate) fn text_without<'a>(reserved: impl Iterator<Item = &'a str>) -> String {
+    let reserved: Vec<String> = reserved.map(regex_literal).collect();
+    match reserved.is_empty() {
+        true => "TEXT: /(\\n|.)*/".to_string(),
+        false => format!("TEXT: /(\\n|.)*/ & ~/(\\n|.)*({})(\\n|.)*/", reserved.join("|")),
+    }
+}
+
+/// Arguments are an object even where the schema does not say so.
+fn object_schema(schema: &Value) -> Result<Value, String> {
+    let Value::Object(members) = schema else { return Ok(schema.clone()) };
+    let mut members = members.clone();
+    let is_alone = members.contains_key("$ref") && Draft::of(schema).ignores_siblings_of_ref();
+    match members.get("type") {
+        // What is referred to decides.
+        None if is_alone => {}
+        Some(Value::String(kind)) if kind != "object" && schema_keywords::TYPES.contains(&kind.as_str()) => {
+            return Err(format!("arguments are an object, but `type` at `/type` is {kind:?}"));
+        }
+        Some(Value::Array(kinds)) if !kinds.iter().any(|kind| kind == "object") => {
+            return Err("arguments are an object, which `type` at `/type` does not allow".to_string());
+        }
+        Some(Value::Array(_)) | None => _ = members.insert("type".to_string(), json!("object")),
+        Some(_) => {}
+    }
+    Ok(members.into())
+}
+
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The text as a regular expression between slashes.
+fn regex_literal(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if !c.is_alphanumeric() && c.is_ascii() && !matches!(c, '<' | '>' | '_' | ' ' | '=' | ':') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// A regular expression between slashes: those within it are escaped, those that are already are left.
+fn slashes_escaped(regex: &str) -> String {
+    let mut out = String::with_capacity(regex.len());
+    let mut escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !escaped => out.push_str("\\/"),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    out
+}

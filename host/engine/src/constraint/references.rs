@@ -1,0 +1,147 @@
+//! Where references of a JSON Schema lead: pointers, anchors and identifiers within the document.
+//!
+//! Invariant: a target is always a place of the same document. A reference that leaves it is an error that says so,
+//! because nothing is fetched.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::drafts::Draft;
+
+/// Identified places of one document.
+pub(super) struct Anchors {
+    /// Absolute identifier, with `#name` for an anchor, to the pointer of the schema.
+    places: HashMap<String, String>,
+    /// Base identifier of each schema place that has one of its own, by pointer.
+    bases: Vec<(String, String)>,
+}
+
+impl Anchors {
+    pub fn new() -> Self {
+        Anchors { places: HashMap::new(), bases: Vec::new() }
+    }
+
+    /// Notes the identifiers that a schema at `at` gives itself.
+    pub fn record(&mut self, schema: &Value, at: &str, draft: Draft) {
+        let base = self.base_of(at).to_string();
+        let text = |key: &str| schema.get(key).and_then(Value::as_str);
+        let id = text(draft.id_keyword()).or_else(|| text("$id"));
+        // A sibling of `$ref` is not read in the older drafts.
+        let ignored = draft.ignores_siblings_of_ref() && schema.get("$ref").is_some();
+        let mut base = base;
+        match id.filter(|_| !ignored) {
+            Some(id) if id.starts_with('#') => {
+                self.places.insert(format!("{base}{id}"), at.to_string());
+            }
+            Some(id) => {
+                base = join(&base, id.trim_end_matches('#'));
+                self.places.entry(base.clone()).or_insert_with(|| at.to_string());
+                self.bases.push((at.to_string(), base.clone()));
+            }
+            None if at.is_empty() => {
+                self.places.insert(String::new(), String::new());
+            }
+            None => {}
+        }
+        for key in ["$anchor", "$dynamicAnchor"] {
+            if let Some(name) = text(key) {
+                self.places.entry(format!("{base}#{name}")).or_insert_with(|| at.to_string());
+            }
+        }
+    }
+
+    /// The pointer that a reference at the schema `at` leads to, whether or not something is there.
+    pub fn resolve(&self, at: &str, reference: &str) -> Option<String> {
+        let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let base = self.base_of(at);
+        let target = if document.is_empty() { base.to_string() } else { join(base, document) };
+        let root = match self.places.get(&target) {
+            Some(place) => place.as_str(),
+            None if document.is_empty() && target.is_empty() => "",
+            None => return None,
+        };
+        if fragment.is_empty() {
+            return Some(root.to_string());
+        }
+        if fragment.starts_with('/') {
+            return Some(format!("{root}{}", decoded(fragment)));
+        }
+        self.places.get(&format!("{target}#{}", decoded(fragment))).cloned()
+    }
+
+    /// Where a `$dynamicRef` leads: to the root's own anchor of that name, if it has one.
+    pub fn resolve_dynamic(&self, at: &str, reference: &str) -> Option<String> {
+        let outermost = reference.starts_with('#').then(|| self.resolve("", reference)).flatten();
+        outermost.or_else(|| self.resolve(at, reference))
+    }
+
+    fn base_of(&self, at: &str) -> &str {
+        let encloses =
+            |place: &str| at == place || at.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+        let nearest =
+            self.bases.iter().filter(|(place, _)| encloses(place)).max_by_key(|(place, _)| place.len());
+        nearest.map_or("", |(_, base)| base)
+    }
+}
+
+/// `reference` read relative to `base`. Dot segments are not folded; an identifier that has them has to be referred to
+/// as it is written.
+fn join(base: &str, reference: &str) -> String {
+    let has_scheme = reference.split_once(':').is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+    });
+    if has_scheme || base.is_empty() {
+        return reference.to_string();
+    }
+    let authority_end =
+        base.find("://").map_or(0, |at| base[at + 3..].find('/').map_or(base.len(), |to| at + 3 + to));
+    if reference.starts_with('/') {
+        return format!("{}{reference}", &base[..authority_end]);
+    }
+    match base[authority_end..].rfind('/') {
+        Some(slash) => format!("{}{reference}", &base[..=authority_end + slash]),
+        None => format!("{base}/{reference}"),
+    }
+}
+
+/// A fragment without its percent signs.
+fn decoded(fragment: &str) -> String {
+    let mut bytes = Vec::with_capacity(fragment.len());
+    let mut rest = fragment.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = (byte == b'%').then(|| after.get(..2)).flatten();
+        let code = code.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(code.unwrap_or(byte));
+        rest = if code.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| fragment.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn references_lead_to_pointers_anchors_and_identifiers() {
+        let mut anchors = Anchors::new();
+        let root = json!({"$id": "https://example.com/schemas/root.json"});
+        anchors.record(&root, "", Draft::Draft2020);
+        anchors.record(&json!({"$id": "item.json"}), "/$defs/item", Draft::Draft2020);
+        anchors.record(&json!({"$anchor": "leaf"}), "/$defs/item/properties/leaf", Draft::Draft2020);
+        for (from, reference, target) in [
+            ("", "#", Some("")),
+            ("/properties/a", "#/$defs/a%20b", Some("/$defs/a b")),
+            ("", "item.json", Some("/$defs/item")),
+            ("", "/schemas/item.json#/properties/x", Some("/$defs/item/properties/x")),
+            ("", "https://example.com/schemas/item.json#leaf", Some("/$defs/item/properties/leaf")),
+            ("/$defs/item", "#leaf", Some("/$defs/item/properties/leaf")),
+            ("/$defs/item", "root.json", Some("")),
+            ("", "#leaf", None),
+            ("", "https://example.com/other.json", None),
+        ] {
+            assert_eq!(anchors.resolve(from, reference).as_deref(), target, "{reference} from {from:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! How JSON may be written: the accepted set, and the single spelling that drafts are made of.
+//!
+//! Invariant: every single spelling is within the accepted set.
+
+use llguidance::JsonCompileOptions;
+use serde_json::Value;
+
+use super::spine::without_key_order;
+
+/// White space between two parts of a document: nothing, a space, or a line break and the indentation of the next line.
+pub(super) const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
+
+/// One spelling of JSON white space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// `,` and `:`.
+    Compact,
+    /// `, ` and `: `.
+    Spaced,
+}
+
+/// What of the accepted set is let through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    AnyWay,
+    Only(Spelling),
+}
+
+impl Written {
+    /// The schema with how it may be written, for `%json` in a grammar.
+    pub fn schema(self, schema: &Value, unicode_escapes: bool) -> Value {
+        let mut schema = match schema {
+            Value::Object(_) => schema.clone(),
+            _ => serde_json::json!({}),
+        };
+        without_key_order(&mut schema);
+        self.options(unicode_escapes).apply_to(&mut schema);
+        schema
+    }
+
+    /// An optional white-space terminal, or nothing.
+    pub fn gap(self) -> &'static str {
+        match self {
+            Written::AnyWay => "GAP? ",
+            Written::Only(_) => "",
+        }
+    }
+
+    /// The rules that [`Written::gap`] needs.
+    pub fn rules(self) -> String {
+        match self {
+            Written::AnyWay => format!("GAP: /{WHITE_SPACE}/\n"),
+            Written::Only(_) => String::new(),
+        }
+    }
+
+    /// A regular expression for the white space at a place where this spelling has `spaced` or nothing.
+    pub fn pattern(self, spaced: &'static str) -> String {
+        match self {
+            Written::AnyWay => format!("({WHITE_SPACE})?"),
+            Written::Only(Spelling::Spaced) => spaced.to_string(),
+            Written::Only(Spelling::Compact) => String::new(),
+        }
+    }
+
+    pub fn options(self, unicode_escapes: bool) -> JsonCompileOptions {
+        let (item, key) = match self {
+            Written::Only(Spelling::Spaced) => (", ", ": "),
+            _ => (",", ":"),
+        };
+        let escapes = if unicode_escapes { "nrbtf\\\"u" } else { "nrbtf\\\"" };
+        JsonCompileOptions {
+            item_separator: item.to_string(),
+            key_separator: key.to_string(),
+            whitespace_flexible: self == Written::AnyWay,
+            whitespace_pattern: (self == Written::AnyWay).then(|| WHITE_SPACE.to_string()),
+            json_allowed_escapes: Some(escapes.to_string()),
+            json_allow_general_unicode_escapes: unicode_escapes,
+            ..JsonCompileOptions::default()
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The parts of a document that the JSON Schema compiler cannot write: integers spelled `1.0`, and objects whose
+//! properties come in any order. They are written as rules, with everything that contains them; the rest stays
+//! `%json`.
+//!
+//! Invariant: the rules let through what the schema does, in more spellings. Where the structure on the way to such a
+//! part is not plain (`allOf`, patterns, counts of properties), there are no rules and the compiler's own way stands.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::canonical::{children, standing_alone, target};
+use super::integers;
+use super::relaxed::RelaxedSchema;
+use super::schema_keywords::Members;
+use super::spelling::{Spelling, WHITE_SPACE, Written};
+
+/// More properties than this in any order are too many states: they come in the order of the schema.
+pub(super) const MAX_IN_ANY_ORDER: usize = 8;
+/// Rules of one document.
+const MAX_RULES: usize = 4000;
+/// Schemas that are looked through.
+const MAX_DEPTH: usize = 64;
+
+/// `\u` escapes of control characters, and of all characters, surrogates in pairs.
+const CONTROL_ESCAPE: &str = r"|\\u00([01][0-9a-fA-F]|7[fF])";
+const ANY_ESCAPE: &str = concat!(
+    r"|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}",
+    r"|[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+);
+
+const KEY_ORDER: &str = "x-key-order";
+
+/// The rules of a document in a grammar of its own; `None` where none are needed or possible.
+pub(super) fn rules(part: &RelaxedSchema, written: Written) -> Option<String> {
+    let schema = &part.schema;
+    let mut spine = Spine {
+        document: schema,
+        unicode_escapes: part.unicode_escapes,
+        pointed_integers: part.pointed_integers,
+        written,
+        rules: String::new(),
+        count: 0,
+        leaves: HashMap::new(),
+        references: HashMap::new(),
+    };
+    if !spine.is_wanted(schema, &mut HashSet::new(), 0) {
+        return None;
+    }
+    spine.references.insert("#".to_string(), "start".to_string());
+    let body = spine.value(schema)?;
+    let mut grammar = String::from("%llguidance {\"ignore_once\": true}\n");
+    if written == Written::AnyWay {
+        writeln!(grammar, "%ignore /{WHITE_SPACE}/").ok()?;
+    }
+    writeln!(grammar, "start: {body}").ok()?;
+    grammar.push_str(&spine.rules);
+    Some(grammar)
+}
+
+struct Spine<'a> {
+    document: &'a Value,
+    unicode_escapes: bool,
+    /// Whether `1.0` is an integer.
+    pointed_integers: bool,
+    written: Written,
+    rules: String,
+    count: usize,
+    /// Rules of schemas that the compiler writes, by their text.
+    leaves: HashMap<String, String>,
+    references: HashMap<String, String>,
+}
+
+/// A property of an object: its name, its schema and whether it has to be there.
+type Entry<'a> = (&'a str, &'a Value, bool);
+
+static ANYTHING: Value = Value::Bool(true);
+
+impl<'a> Spine<'a> {
+    /// Whether there is something to write as rules within the schema, reached by plain structure only.
+    fn is_wanted(&self, schema: &Value, seen: &mut HashSet<String>, depth: usize) -> bool {
+        let Some(members) = schema.as_object().filter(|_| depth <= MAX_DEPTH) else { return false };
+        if let Some(reference) = lone_reference(members) {
+            let leads_to = || self.document.pointer(target(reference));
+            return seen.insert(reference.to_string())
+                && leads_to().is_some_and(|schema| self.is_wanted(schema, seen, depth + 1));
+        }
+        if self.pointed_integers && has_integer(members) || is_in_any_order(members) {
+            return true;
+        }
+        let mut any = |schemas: Vec<&Value>| schemas.into_iter().any(|s| self.is_wanted(s, seen, depth + 1));
+        if let Some(alternatives) = lone_alternatives(members) {
+            return any(alternatives.iter().collect());
+        }
+        if is_plain_object(members) {
+            return any(members
+                .get("properties")
+                .and_then(Value::as_object)
+                .into_iter()
+                .flat_map(Map::values)
+                .collect())
+                || members.get("additionalProperties").is_some_and(|schema| any(vec![schema]));
+        }
+        is_plain_array(members) && members.get("items").is_some_and(|schema| any(vec![schema]))
+    }
+
+    /// An expression for the schema's values.
+    fn value(&mut self, schema: &'a Value) -> Option<String> {
+        let members = match schema.as_object() {
+            Some(members) if self.is_wanted(schema, &mut HashSet::new(), 0) => members,
+            _ => return self.leaf(schema),
+        };
+        if let Some(reference) = lone_reference(members) {
+            return self.reference(reference);
+        }
+        if self.pointed_integers && has_integer(members) {
+            return self.integer(members);
+        }
+        if let Some(alternatives) = lone_alternatives(members) {
+            let alternatives: Option<Vec<String>> =
+                alternatives.iter().map(|schema| self.value(schema)).collect();
+            return self.rule(&alternatives?.join(" | "));
+        }
+        if is_plain_object(members) {
+            return self.object(members);
+        }
+        self.array(members)
+    }
+
+    fn reference(&mut self, reference: &str) -> Option<String> {
+        if let Some(name) = self.references.get(reference) {
+            return Some(name.clone());
+        }
+        let name = format!("definition_{}", self.references.len());
+        self.references.insert(reference.to_string(), name.clone());
+        let body = self.value(self.document.pointer(target(reference))?)?;
+        writeln!(self.rules, "{name}: {body}").ok()?;
+        Some(name)
+    }
+
+    fn integer(&mut self, members: &Members) -> Option<String> {
+        let range = integers::range_of(members)?;
+        let integer = format!("/{range}(\\.0)?/");
+        let Some(Value::Array(kinds)) = members.get("type") else { return self.rule(&integer) };
+        let others: Vec<Value> = kinds.iter().filter(|kind| *kind != "integer").cloned().collect();
+        let mut rest = members.clone();
+        rest.insert("type".to_string(), others.into());
+        let rest = self.leaf(&rest.into())?;
+        self.rule(&format!("{integer} | {rest}"))
+    }
+
+    fn array(&mut self, members: &'a Members) -> Option<String> {
+        let number = |key: &str| members.get(key).and_then(Value::as_u64);
+        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems"));
+        if most.is_some_and(|most| most < least.max(1)) {
+            return None;
+        }
+        let item = self.value(members.get("items").unwrap_or(&ANYTHING))?;
+        let comma = self.comma();
+        let end = most.map_or(String::new(), |most| (most - 1).to_string());
+        let more = match (least.saturating_sub(1), most) {
+            (0, None) => format!("({comma} {item})*"),
+            (0, Some(1)) => String::new(),
+            (least, _) => format!("({comma} {item}){{{least},{end}}}"),
+        };
+        let items = format!("{item} {more}");
+        match least {
+            0 => self.rule(&format!("\"[\" ({items})? \"]\"")),
+            _ => self.rule(&format!("\"[\" {items} \"]\"")),
+        }
+    }
+
+    fn object(&mut self, members: &'a Members) -> Option<String> {
+        let described = members.get("properties").and_then(Value::as_object);
+        let required: Vec<&'a str> = members
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let is_described = |name: &str| described.is_some_and(|described| described.contains_key(name));
+        let additional = additional(members);
+        let mut entries: Vec<Entry<'a>> = described
+            .into_iter()
+            .flatten()
+            .map(|(name, schema)| (name.as_str(), schema, required.contains(&name.as_str())))
+            .collect();
+        for name in required.iter().copied().filter(|name| !is_described(name)) {
+            if !entries.iter().any(|(known, ..)| *known == name) {
+                entries.push((name, additional?, true));
+            }
+        }
+        // An impossible property may be left out, but its name stays taken.
+        entries.retain(|(_, schema, required)| *required || *schema != &Value::Bool(false));
+        let names: Vec<&str> =
+            described.into_iter().flat_map(Map::keys).map(String::as_str).chain(required).collect();
+        let more = match additional {
+            Some(schema) => Some(self.additional(&names, schema)?),
+            None => None,
+        };
+        let mut items = Vec::new();
+        for (name, schema, required) in &entries {
+            let value = self.value(schema)?;
+            let name = literal(&Value::from(*name).to_string());
+            items.push((self.rule(&format!("{name} {} {value}", self.colon()))?, *required));
+        }
+        let body = match is_in_any_order(members) && items.len() <= MAX_IN_ANY_ORDER {
+            true => self.in_any_order(&items, more.as_deref())?,
+            false => self.in_order(&items, more.as_deref())?,
+        };
+        self.rule(&format!("\"{{\" {body} \"}}\""))
+    }
+
+    /// A property that is not described: its name is none of `names`, however it is written.
+    fn additional(&mut self, names: &[&str], schema: &'a Value) -> Option<String> {
+        let value = self.value(schema)?;
+        let terminal = format!("NAME_{}", self.count);
+        let speaks_control = |name: &&str| name.contains(|c: char| c.is_ascii_control());
+        // Only where no name is taken may it be spelled in any way.
+        let escapes = match (names.is_empty(), names.iter().any(speaks_control)) {
+            _ if !self.unicode_escapes => "",
+            (true, _) => ANY_ESCAPE,
+            (false, false) => CONTROL_ESCAPE,
+            (false, true) => "",
+        };
+        let any = format!(r#"/"([^"\\\x00-\x1F\x7F]|\\["\\bfnrt]{escapes})*"/"#);
+        let taken = names.iter().map(|name| literal(&Value::from(*name).to_string())).collect::<Vec<_>>();
+        match taken.is_empty() {
+            true => writeln!(self.rules, "{terminal}: {any}").ok()?,
+            false => writeln!(self.rules, "{terminal}: {any} & ~({})", taken.join(" | ")).ok()?,
+        }
+        self.rule(&format!("{terminal} {} {value}", self.colon()))
+    }
+
+    fn in_order(&mut self, items: &[(String, bool)], more: Option<&str>) -> Option<String> {
+        let comma = self.comma();
+        // What comes after the last: behind a property, and with none before.
+        let mut behind = self.rule(&more.map_or("\"\"".to_string(), |more| format!("({comma} {more})*")))?;
+        let mut first = match more {
+            Some(more) => self.rule(&format!("({more} {behind})?"))?,
+            None => behind.clone(),
+        };
+        for (item, required) in items.iter().rev() {
+            let begun = format!("{item} {behind}");
+            (first, behind) = match required {
+                true => (self.rule(&begun)?, self.rule(&format!("{comma} {item} {behind}"))?),
+                false => (
+                    self.rule(&format!("{begun} | {first}"))?,
+                    self.rule(&format!("({comma} {item})? {behind}"))?,
+                ),
+            };
+        }
+        Some(first)
+    }
+
+    /// A rule for each set of properties that are there already. Those that are not described come last.
+    fn in_any_order(&mut self, items: &[(String, bool)], more: Option<&str>) -> Option<String> {
+        let comma = self.comma();
+        let last = more.map_or("\"\"".to_string(), |more| format!("({comma} {more})*"));
+        let only = more.map_or("\"\"".to_string(), |more| format!("({more} ({comma} {more})*)?"));
+        let all = (1_usize << items.len()) - 1;
+        let mut states = vec![String::new(); all + 1];
+        for there in (0..=all).rev() {
+            let missing = |index: &usize| there >> index & 1 == 0;
+            let separator = if there == 0 { String::new() } else { format!("{comma} ") };
+            let mut ways: Vec<String> = (0..items.len())
+                .filter(missing)
+                .map(|index| format!("{separator}{} {}", items[index].0, states[there | 1 << index]))
+                .collect();
+            if items.iter().enumerate().all(|(index, (_, required))| !required || !missing(&index)) {
+                ways.push(if there == 0 { only.clone() } else { last.clone() });
+            }
+            states[there] = self.rule(&ways.join(" | "))?;
+        }
+        Some(states[0].clone())
+    }
+
+    /// What the compiler writes itself.
+    fn leaf(&mut self, schema: &Value) -> Option<String> {
+        let alone = match schema {
+            Value::Object(_) => standing_alone(schema, self.document),
+            Value::Bool(true) => json!({}),
+            _ => return None,
+        };
+        let text = self.written.schema(&alone, self.unicode_escapes).to_string();
+        if let Some(name) = self.leaves.get(&text) {
+            return Some(name.clone());
+        }
+        let name = self.rule(&format!("%json {text}"))?;
+        self.leaves.insert(text, name.clone());
+        Some(name)
+    }
+
+    fn rule(&mut self, body: &str) -> Option<String> {
+        self.count += 1;
+        if self.count > MAX_RULES {
+            return None;
+        }
+        let name = format!("r{}", self.count);
+        writeln!(self.rules, "{name}: {body}").ok()?;
+        Some(name)
+    }
+
+    fn comma(&self) -> &'static str {
+        if self.written == Written::Only(Spelling::Spaced) { "\", \"" } else { "\",\"" }
+    }
+
+    fn colon(&self) -> &'static str {
+        if self.written == Written::Only(Spelling::Spaced) { "\": \"" } else { "\":\"" }
+    }
+}
+
+fn says(members: &Members, kind: &str) -> bool {
+    match members.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(|said| said == kind),
+        said => said.is_some_and(|said| said == kind),
+    }
+}
+
+fn only_has(members: &Members, keys: &[&str]) -> bool {
+    members.keys().all(|key| keys.contains(&key.as_str()) || key == "$defs" || key == "$schema")
+}
+
+fn lone_reference(members: &Members) -> Option<&str> {
+    only_has(members, &["$ref"]).then(|| members.get("$ref")?.as_str()).flatten()
+}
+
+fn lone_alternatives(members: &Members) -> Option<&Vec<Value>> {
+    only_has(members, &["anyOf"]).then(|| members.get("anyOf")?.as_array()).flatten()
+}
+
+/// An integer whose range is all that is said of it. Alternatives to it may say more.
+fn has_integer(members: &Members) -> bool {
+    let bounds = ["type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+    let said = members.get("type").is_some_and(Value::is_array);
+    says(members, "integer")
+        && !says(members, "number")
+        && !["$ref", "allOf", "anyOf", "oneOf", "enum", "const", "multipleOf", KEY_ORDER]
+            .iter()
+            .any(|key| members.contains_key(*key))
+        && (said || only_has(members, &bounds))
+}
+
+fn is_in_any_order(members: &Members) -> bool {
+    members.get(KEY_ORDER).is_some_and(|order| order == "any") && is_plain_object(members)
+}
+
+fn is_plain_object(members: &Members) -> bool {
+    let patterns = members.get("patternProperties").and_then(Value::as_object);
+    members.get("type").is_some_and(|kind| kind == "object")
+        && only_has(
+            members,
+            &["type", "properties", "required", "additionalProperties", "patternProperties", KEY_ORDER],
+        )
+        && patterns.is_none_or(|patterns| patterns.len() == 1 && patterns.get("") == Some(&ANYTHING))
+}
+
+fn is_plain_array(members: &Members) -> bool {
+    members.get("type").is_some_and(|kind| kind == "array")
+        && only_has(members, &["type", "items", "minItems", "maxItems"])
+}
+
+/// The schema of what is not described; `None` where nothing else may be there.
+fn additional(members: &Members) -> Option<&Value> {
+    // Open objects have a pattern that matches every name.
+    let by_pattern = members.get("patternProperties").and_then(|patterns| patterns.get(""));
+    by_pattern.or_else(|| match members.get("additionalProperties") {
+        Some(Value::Bool(false)) => None,
+        Some(schema) => Some(schema),
+        None => Some(&ANYTHING),
+    })
+}
+
+/// The compiler does not know the keyword.
+pub(super) fn without_key_order(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            members.remove(KEY_ORDER);
+            members
+                .iter_mut()
+                .filter(|(key, _)| !matches!(key.as_str(), "const" | "enum"))
+                .for_each(|(_, value)| without_key_order(value));
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_key_order),
+        _ => {}
+    }
+}
+
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// What asks for any order and does not get it. `has_rules`: there are rules for the document.
+pub(super) fn order_warnings(schema: &Value, at: &str, has_rules: bool, found: &mut Vec<String>) {
+    if let Some(members) = schema.as_object().filter(|members| members.contains_key(KEY_ORDER)) {
+        let count = members.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+        let place = format!("`{KEY_ORDER}` at `{at}/{KEY_ORDER}`");
+        if count > MAX_IN_ANY_ORDER {
+            found.push(format!(
+                "{place} is only possible for at most {MAX_IN_ANY_ORDER} properties, and there are {count}; \
+                 they come in the order of the schema"
+            ));
+        } else if !has_rules {
+            found.push(format!(
+                "{place} is only possible where nothing but `properties`, `required`, `additionalProperties`, \
+                 `items`, `anyOf` and `$ref` leads to it; the properties come in the order of the schema"
+            ));
+        }
+    }
+    for (_, place, child) in children(schema, at) {
+        order_warnings(child, &place, has_rules, found);
+    }
+}

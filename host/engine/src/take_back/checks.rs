@@ -1,0 +1,173 @@
+//! The schemas that decide about the values that masks do not enforce, compiled once for each constraint.
+//!
+//! Invariant: a value that passes is one that its schema accepts, and no object in it has a key twice.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{PatternOptions, ValidationError, Validator};
+use serde_json::Value;
+
+use super::instance::{end_of, end_of_key, repeated_key, second_equal};
+use crate::EngineError;
+use crate::constraint::UnenforcedValue;
+
+/// Constraints whose validators are kept.
+const KEPT: usize = 64;
+/// Steps of a pattern that looks ahead or back: such patterns may take exponentially many.
+const PATTERN_STEPS: usize = 100_000;
+/// A message may hold the value that it is about.
+const LONGEST_REASON: usize = 200;
+
+/// What one constraint's masks do not enforce, and the validators that do.
+pub(crate) struct Checks {
+    values: Arc<[UnenforcedValue]>,
+    validators: Vec<Validator>,
+}
+
+/// What is wrong with a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flaw {
+    /// The JSON pointer to the innermost instance that is wrong, from the value.
+    pub place: String,
+    pub reason: String,
+    /// The byte after that instance.
+    pub end: usize,
+}
+
+impl Checks {
+    pub fn values(&self) -> &[UnenforcedValue] {
+        &self.values
+    }
+
+    fn compile(values: &Arc<[UnenforcedValue]>) -> Result<Self, EngineError> {
+        let validators = values.iter().map(|value| {
+            jsonschema::options()
+                .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(PATTERN_STEPS))
+                .should_validate_formats(false)
+                .build(&value.schema)
+                .map_err(|error| EngineError::Constraint {
+                    parameter: crate::constraint::PARAMETER.to_string(),
+                    message: format!("at `{}`: {error}", error.instance_path()),
+                })
+        });
+        Ok(Checks { values: values.clone(), validators: validators.collect::<Result<_, _>>()? })
+    }
+
+    /// What is wrong with the text of a value of that entry, if something is. Of several flaws the first in the text.
+    pub(super) fn flaw(&self, entry: usize, text: &[u8]) -> Option<Flaw> {
+        let value: Value = match serde_json::from_slice(text) {
+            Ok(value) => value,
+            Err(error) => {
+                let reason = format!("it cannot be read: {error}");
+                return Some(Flaw { place: String::new(), reason, end: text.len() });
+            }
+        };
+        let repeated = repeated_key(text).map(|repeated| Flaw {
+            reason: format!("the key {:?} is there twice", repeated.key),
+            place: repeated.place,
+            end: repeated.end,
+        });
+        let errors = self.validators[entry].iter_errors(&value);
+        let flaws = errors.map(|error| flaw_of(&error, &value, text));
+        flaws.chain(repeated).min_by_key(|flaw| flaw.end)
+    }
+}
+
+fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
+    let place = error.instance_path().to_string();
+    let instance = value.pointer(&place);
+    let repeated_item = match (error.kind(), instance) {
+        (ValidationErrorKind::UniqueItems, Some(Value::Array(items))) => second_equal(items),
+        _ => None,
+    };
+    let surplus = match error.kind() {
+        ValidationErrorKind::AdditionalProperties { unexpected }
+        | ValidationErrorKind::UnevaluatedProperties { unexpected } => unexpected.first(),
+        _ => None,
+    };
+    let end = match (repeated_item, surplus) {
+        (Some(item), _) => end_of(text, &format!("{place}/{item}")),
+        (None, Some(key)) => end_of_key(text, &place, key),
+        (None, None) => end_of(text, &place),
+    };
+    let mut reason = format!("`{}`: {}", error.kind().keyword(), error.masked());
+    if let Some((cut, _)) = reason.char_indices().nth(LONGEST_REASON) {
+        reason.truncate(cut);
+        reason.push('…');
+    }
+    Flaw { place, reason, end }
+}
+
+/// The validators of the constraints that were asked for last.
+#[derive(Default)]
+pub(crate) struct ChecksCache(Mutex<Vec<Arc<Checks>>>);
+
+impl ChecksCache {
+    /// `None` if the masks enforce everything.
+    pub fn of(&self, values: &Arc<[UnenforcedValue]>) -> Result<Option<Arc<Checks>>, EngineError> {
+        if values.is_empty() {
+            return Ok(None);
+        }
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().iter().find(|known| Arc::ptr_eq(&known.values, values)) {
+            return Ok(Some(known.clone()));
+        }
+        let checks = Arc::new(Checks::compile(values)?);
+        let mut kept = lock();
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push(checks.clone());
+        Ok(Some(checks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn flaw(schema: Value, text: &str) -> Option<(String, String, String)> {
+        let values: Arc<[UnenforcedValue]> =
+            vec![UnenforcedValue { tool: None, path: Vec::new(), schema }].into();
+        let checks = ChecksCache::default().of(&values).unwrap().unwrap();
+        checks.flaw(0, text.as_bytes()).map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
+    }
+
+    #[test]
+    fn the_first_instance_that_is_wrong_is_named_with_its_end() {
+        let schema = json!({"properties": {"a": {"uniqueItems": true}, "b": {"not": {"const": 5}}},
+                            "dependentRequired": {"b": ["a"]}, "unevaluatedProperties": false});
+        for (text, place, end) in [
+            (r#"{"a": [1, 2, 1.0, 1], "b": 5}"#, "/a", r#"{"a": [1, 2, 1.0"#),
+            (r#"{"a": [1], "b": 5}"#, "/b", r#"{"a": [1], "b": 5"#),
+            (r#"{"b": 6}"#, "", r#"{"b": 6}"#),
+            (r#"{"a": [], "c": 1}"#, "", r#"{"a": [], "c""#),
+            (r#"{"a": [], "b": 1, "a": [1]}"#, "", r#"{"a": [], "b": 1, "a""#),
+        ] {
+            let (found, reason, until) =
+                flaw(schema.clone(), text).unwrap_or_else(|| panic!("{text} passes"));
+            assert_eq!((found.as_str(), until.as_str()), (place, end), "{reason}");
+        }
+        assert_eq!(flaw(schema, r#"{"a": [1, "1", [1]], "b": 6}"#), None);
+    }
+
+    #[test]
+    fn validators_are_compiled_once_for_a_constraint() {
+        let entry = UnenforcedValue { tool: None, path: Vec::new(), schema: json!({"uniqueItems": true}) };
+        let values: Arc<[UnenforcedValue]> = vec![entry].into();
+        let cache = ChecksCache::default();
+        let first = cache.of(&values).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&first, &cache.of(&values.clone()).unwrap().unwrap()));
+        assert!(cache.of(&Arc::default()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_schema_that_does_not_compile_is_refused() {
+        let entry = UnenforcedValue { tool: None, path: Vec::new(), schema: json!({"type": "nothing"}) };
+        let error = ChecksCache::default().of(&vec![entry].into()).err().unwrap();
+        assert!(matches!(error, EngineError::Constraint { .. }), "{error}");
+    }
+}

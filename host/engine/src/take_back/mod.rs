@@ -1,0 +1,268 @@
+//! Values that masks cannot enforce: they are checked when they are complete, and one that fails is taken back to the last
+//! token that could be another, which is then excluded, and generated again.
+//!
+//! Invariant: nothing that was told is taken back. From the first token that touches an unchecked value until it has been
+//! checked, tokens are held back here; and what happens then is a function of the tokens before them and of how much was
+//! taken back before, so a generation that is resumed repeats it.
+
+mod checks;
+mod instance;
+mod json_values;
+
+use std::sync::Arc;
+
+use crate::constraint::OutputConstraint;
+use crate::detokenise::Detokeniser;
+use crate::{Constraint, EngineError, TakenBack, Token};
+
+use checks::Flaw;
+pub(crate) use checks::{Checks, ChecksCache};
+use json_values::{Complete, JsonValues};
+
+/// Times that one generation is taken back: most values are right after one or two, and a schema that nothing satisfies
+/// should not keep a place in the batch for long.
+const MAX_TIMES: u32 = 64;
+/// Tokens that one generation takes back: what a long answer takes, produced twice.
+const MAX_TOKENS: u32 = 4096;
+/// Failures of one value after which it is taken back further each time: the choice that was wrong may be an early one.
+const NEAR_RETRIES: u32 = 4;
+
+/// One generation's output while parts of it have to be checked.
+pub(crate) struct CheckedOutput {
+    checks: Arc<Checks>,
+    /// The text before a call of a tool.
+    opener: String,
+    values: JsonValues,
+    bytes: Vec<u8>,
+    /// For each token of the output, the byte after its last one.
+    ends: Vec<usize>,
+    held: Option<Held>,
+    /// Tokens that are not drawn again at their position in the output.
+    excluded: Vec<(usize, u32)>,
+    /// How often each held value failed, by its entry and its first byte.
+    failures: Vec<((usize, usize), u32)>,
+    taken_back: TakenBack,
+    /// When the last token was told.
+    told: TakenBack,
+    /// What the region that is held began with in the run that is resumed.
+    expected: Vec<u32>,
+}
+
+/// Tokens that are not told yet.
+struct Held {
+    /// The position of the first one in the output.
+    from: usize,
+    before: Before,
+    tokens: Vec<HeldToken>,
+}
+
+/// What the sequence was before the first held token.
+pub(crate) struct Before {
+    pub constraint: OutputConstraint,
+    pub text: Detokeniser,
+}
+
+/// A token of the output with what its draw was.
+#[derive(Debug)]
+pub(crate) struct HeldToken {
+    pub token: Token,
+    /// Tokens that it was drawn from; one if it was not drawn.
+    pub choices: usize,
+    /// It had been drafted.
+    pub accepted: bool,
+}
+
+/// What becomes of tokens.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Hold,
+    Tell(Vec<Token>),
+    /// All of the output from this position on.
+    TakeBack(usize),
+}
+
+impl CheckedOutput {
+    /// `taken_back` is what the run that is resumed had taken back.
+    pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, taken_back: TakenBack) -> Self {
+        let opener = match constraint {
+            Some(Constraint::ToolCalls(form)) => form.markup.open.clone(),
+            _ => String::new(),
+        };
+        CheckedOutput {
+            values: JsonValues::new(checks.values(), &opener),
+            checks,
+            opener,
+            bytes: Vec::new(),
+            ends: Vec::new(),
+            held: None,
+            excluded: Vec::new(),
+            failures: Vec::new(),
+            taken_back,
+            told: taken_back,
+            expected: Vec::new(),
+        }
+    }
+
+    pub fn taken_back(&self) -> TakenBack {
+        self.taken_back
+    }
+
+    /// The position of the first token that may be taken back, if there is one.
+    pub fn held_from(&self) -> Option<usize> {
+        self.held.as_ref().map(|held| held.from)
+    }
+
+    /// Tokens that may not be drawn at a position of the output or behind it, with how far behind it.
+    pub fn excluded_from(&self, position: usize) -> Vec<(usize, u32)> {
+        let behind = |(at, token): &(usize, u32)| Some((at.checked_sub(position)?, *token));
+        self.excluded.iter().filter_map(behind).collect()
+    }
+
+    /// Takes the bytes of the next token. `before` gives the sequence's state without that token, if it has to be kept.
+    pub fn follow(&mut self, bytes: &[u8], before: impl FnOnce() -> Before) -> Following {
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+        let (complete, began) = self.values.follow(&self.bytes, self.checks.values());
+        if began && self.held.is_none() {
+            self.held = Some(Held { from: self.ends.len() - 1, before: before(), tokens: Vec::new() });
+        }
+        Following { complete }
+    }
+
+    /// What becomes of the token that was followed. With `is_last`, it completes a number at the end of the output.
+    pub fn judge(
+        &mut self,
+        following: Following,
+        token: HeldToken,
+        is_last: bool,
+    ) -> Result<Verdict, EngineError> {
+        let Some(held) = &mut self.held else {
+            let mut token = token.token;
+            token.taken_back = self.taken_back;
+            return Ok(Verdict::Tell(vec![token]));
+        };
+        held.tokens.push(token);
+        let mut complete = following.complete;
+        if is_last {
+            complete.extend(self.values.finish(&self.bytes));
+        }
+        self.check(complete)
+    }
+
+    /// The output ended with the token before.
+    pub fn complete(&mut self) -> Result<Verdict, EngineError> {
+        let complete = self.values.finish(&self.bytes);
+        self.check(complete)
+    }
+
+    /// Held tokens of an output that was cut off: nobody takes half a value for a whole one.
+    pub fn release(&mut self) -> Vec<Token> {
+        self.excluded.clear();
+        self.failures.clear();
+        let Some(held) = self.held.take() else { return Vec::new() };
+        let mut tokens: Vec<Token> = held.tokens.into_iter().map(|held| held.token).collect();
+        tokens.iter_mut().for_each(|token| token.taken_back = self.told);
+        self.told = self.taken_back;
+        if let Some(last) = tokens.last_mut() {
+            last.taken_back = self.told;
+        }
+        tokens
+    }
+
+    /// Forgets the output from `position` on, which is held. Gives the state from before the held tokens, the position
+    /// of the first of them, and those that are dropped.
+    pub fn take_back(&mut self, position: usize) -> Option<(&Before, usize, Vec<HeldToken>)> {
+        let held = self.held.as_mut()?;
+        let dropped = held.tokens.split_off(position.checked_sub(held.from)?);
+        self.ends.truncate(position);
+        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+        self.values = JsonValues::new(self.checks.values(), &self.opener);
+        // What is left was checked before.
+        self.values.follow(&self.bytes, self.checks.values());
+        Some((&held.before, held.from, dropped))
+    }
+
+    /// The output is what a run that is resumed had told. What is held of it is generated again from the position that
+    /// this gives; `None` if nothing is.
+    pub fn begin_again(&mut self) -> Option<usize> {
+        let held = self.held.as_ref()?;
+        self.expected = held.tokens.iter().map(|held| held.token.id).collect();
+        (!self.expected.is_empty()).then_some(held.from)
+    }
+
+    fn check(&mut self, complete: Vec<Complete>) -> Result<Verdict, EngineError> {
+        for complete in complete {
+            let text = &self.bytes[complete.found.start..complete.end];
+            if let Some(flaw) = self.checks.flaw(complete.found.entry, text) {
+                return self.retreat(&complete, flaw).map(Verdict::TakeBack);
+            }
+        }
+        if self.values.is_within() {
+            return Ok(Verdict::Hold);
+        }
+        let tokens = self.release();
+        let expected = std::mem::take(&mut self.expected);
+        if !expected.iter().eq(tokens.iter().map(|token| &token.id).take(expected.len())) {
+            let message = "the output to go on from is not what is generated again".to_string();
+            return Err(EngineError::Failed(message));
+        }
+        Ok(Verdict::Tell(tokens))
+    }
+
+    /// The position from which the output is generated again, where the token that was drawn is excluded from now on.
+    fn retreat(&mut self, complete: &Complete, flaw: Flaw) -> Result<usize, EngineError> {
+        let Complete { found, .. } = complete;
+        let value = (found.entry, found.start);
+        let earlier = self.failures.iter().position(|(known, _)| *known == value);
+        let failures = earlier.map_or(0, |at| self.failures.swap_remove(at).1) + 1;
+        self.failures.push((value, failures));
+        let back = further_back(failures);
+        let position = self.position(found.start, found.start + flaw.end, back);
+        let spent = self.taken_back.times >= MAX_TIMES || self.taken_back.tokens >= MAX_TOKENS;
+        let Some(position) = position.filter(|_| !spent) else { return Err(self.unsatisfied(found, flaw)) };
+        let held = self.held.as_ref().expect("a value that is checked is held");
+        let token = held.tokens[position - held.from].token.id;
+        self.excluded.retain(|(at, _)| *at <= position);
+        self.excluded.push((position, token));
+        self.taken_back.times += 1;
+        self.taken_back.tokens += u32::try_from(self.ends.len() - position).unwrap_or(u32::MAX);
+        Ok(position)
+    }
+
+    /// The position of the token, from `start` to before `end`, that could be another one; `back` earlier ones of that
+    /// kind are passed over.
+    fn position(&self, start: usize, end: usize, back: usize) -> Option<usize> {
+        let held = self.held.as_ref()?;
+        let token_of = |byte: usize| self.ends.partition_point(|end| *end <= byte);
+        let first = token_of(start).max(held.from);
+        let last = token_of(end.saturating_sub(1).max(start)).min(self.ends.len() - 1);
+        let could_differ = |position: &usize| held.tokens[*position - held.from].choices > 1;
+        let mut positions = (first..=last).rev().filter(could_differ);
+        let latest = positions.next()?;
+        Some(positions.take(back).last().unwrap_or(latest))
+    }
+
+    fn unsatisfied(&self, found: &json_values::Found, flaw: Flaw) -> EngineError {
+        let inside = format!("{}{}", found.place, flaw.place);
+        let inside = if inside.is_empty() { "the whole".to_string() } else { format!("`{inside}`") };
+        let place = match &self.checks.values()[found.entry].tool {
+            Some(tool) => format!("{inside} of the arguments of `{tool}`"),
+            None => format!("{inside} of the output"),
+        };
+        EngineError::SchemaUnsatisfied { place, reason: flaw.reason, taken_back: self.taken_back.tokens }
+    }
+}
+
+/// Values that a token completed.
+#[must_use]
+pub(crate) struct Following {
+    complete: Vec<Complete>,
+}
+
+/// How many tokens that could differ are passed over after so many failures of one value.
+fn further_back(failures: u32) -> usize {
+    match failures.checked_sub(NEAR_RETRIES + 1) {
+        None => 0,
+        Some(more) => 1 << more.min(16),
+    }
+}

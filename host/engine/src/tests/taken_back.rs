@@ -1,0 +1,246 @@
+//! Values that masks cannot enforce: a wrong one is generated again, nobody is told of it, and nothing else changes.
+
+use serde_json::{Value, json};
+use skep_model::Sampling;
+
+use super::fixture::{Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
+use crate::{
+    Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, Speculation,
+    TakenBack, TokenEvent,
+};
+
+fn request(schema: Value, seed: u64) -> GenerateRequest {
+    GenerateRequest {
+        // Random weights say as much white space as they may.
+        sampling: Sampling {
+            temperature: 1.0,
+            logit_bias: vec![(9, -50.0), (10, -50.0), (13, -50.0), (32, -3.0)],
+            ..Sampling::default()
+        },
+        seed: Some(seed),
+        ignore_eos: false,
+        constraint: Some(Constraint::JsonSchema(schema)),
+        ..greedy("output: ", 400)
+    }
+}
+
+/// Few items to choose from, so that two are often equal.
+fn unique() -> Value {
+    json!({"type": "array", "items": {"enum": [1, 2, 3, 4, 5]}, "minItems": 4, "maxItems": 5,
+           "uniqueItems": true})
+}
+
+fn record() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "first": {"enum": ["some text", "other text"]},
+            "tags": unique(),
+            "not_b": {"type": "string", "pattern": "^[ab]{1,2}$", "not": {"enum": ["a", "aa", "ab"]}},
+            "last": {"enum": ["some text", "other text"]},
+        },
+        "required": ["first", "tags", "not_b", "last"],
+        "additionalProperties": false,
+    })
+}
+
+fn assert_valid(schema: &Value, text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let errors: Vec<_> = jsonschema::validator_for(schema)
+        .unwrap()
+        .iter_errors(&value)
+        .map(|error| error.to_string())
+        .collect();
+    assert!(errors.is_empty(), "{errors:?} in {text}");
+}
+
+fn eager() -> Engine {
+    let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
+    engine_with(
+        4096,
+        EngineOptions { speculation: Speculation::PromptLookup(limits), ..EngineOptions::default() },
+    )
+}
+
+#[tokio::test]
+async fn what_the_masks_let_through_is_generated_again_until_it_is_valid() {
+    let engine = engine();
+    let mut taken_back = 0;
+    for schema in [unique(), record()] {
+        for seed in 0..20 {
+            let run = generate(&engine, request(schema.clone(), seed)).await.unwrap();
+            assert_valid(&schema, &run.text);
+            assert!(!run.reason().cuts_off());
+            taken_back += run.finished.usage.taken_back_tokens;
+        }
+    }
+    assert!(taken_back > 100, "{taken_back}");
+    assert_eq!(engine.stats().taken_back_tokens, u64::from(taken_back));
+}
+
+#[tokio::test]
+async fn a_number_that_only_the_end_completes_is_checked_too() {
+    let engine = engine();
+    let schema = json!({"type": "integer", "minimum": 1, "maximum": 99, "not": {"multipleOf": 3}});
+    let mut taken_back = 0;
+    for seed in 0..20 {
+        let run = generate(&engine, request(schema.clone(), seed)).await.unwrap();
+        assert_valid(&schema, &run.text);
+        taken_back += run.finished.usage.taken_back_tokens;
+    }
+    assert!(taken_back > 0);
+}
+
+/// All that a caller is told, but for the times.
+fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32) {
+    (&run.text, &run.ids, run.reason(), run.finished.usage.taken_back_tokens)
+}
+
+#[tokio::test]
+async fn drafts_company_and_scarce_pages_change_nothing() {
+    let requests: Vec<_> = (0..8).map(|seed| request(record(), seed)).collect();
+    let alone = engine();
+    let mut expected = Vec::new();
+    for request in &requests {
+        expected.push(generate(&alone, request.clone()).await.unwrap());
+    }
+    // Pages for about two of them: the others are preempted and go on later.
+    for engine in [eager(), engine_with(512, EngineOptions::default())] {
+        let found = together(&engine, &requests).await;
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(told(found), told(expected));
+        }
+    }
+}
+
+#[tokio::test]
+async fn longer_tokens_that_end_one_value_and_begin_another_are_taken_back_whole() {
+    let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
+    let engines =
+        [merging_engine(4096, Speculation::Off), merging_engine(4096, Speculation::PromptLookup(limits))];
+    let tags = json!({"type": "array", "items": {"enum": ["a", "b", "aba"]}, "minItems": 3, "maxItems": 3,
+                      "uniqueItems": true});
+    let schema = json!({"type": "object", "properties": {"tags": tags, "city": tags, "days": tags},
+                        "required": ["tags", "city", "days"], "additionalProperties": false});
+    let mut taken_back = 0;
+    for seed in 0..12 {
+        let expected = generate(&engines[0], request(schema.clone(), seed)).await.unwrap();
+        assert_valid(&schema, &expected.text);
+        let found = generate(&engines[1], request(schema.clone(), seed)).await.unwrap();
+        assert_eq!(told(&found), told(&expected));
+        taken_back += expected.finished.usage.taken_back_tokens;
+    }
+    assert!(taken_back > 0);
+}
+
+#[tokio::test]
+async fn the_cache_holds_what_stayed() {
+    let engine = engine();
+    for seed in 0..6 {
+        let first = generate(&engine, request(record(), seed)).await.unwrap();
+        let mut next = greedy("", 20);
+        next.prompt = request(record(), seed).prompt;
+        next.prompt.extend(&first.ids);
+        let warm = generate(&engine, next.clone()).await.unwrap();
+        assert_eq!(warm.ids, generate(&super::fixture::engine(), next).await.unwrap().ids, "seed {seed}");
+    }
+}
+
+#[tokio::test]
+async fn what_comes_before_and_after_an_unchecked_value_is_told_at_once() {
+    let engine = engine();
+    let mut stream = engine.generate(request(record(), 3)).unwrap();
+    let (mut text, mut counts) = (String::new(), Vec::new());
+    while let Some(event) = stream.next().await {
+        if let TokenEvent::Token(token) = event.unwrap() {
+            text += &token.text;
+            counts.push(token.taken_back);
+        }
+    }
+    // The count grows only with the last token of what was held.
+    assert!(counts.is_sorted_by_key(|count| (count.times, count.tokens)), "{counts:?}");
+    assert!(counts.last().unwrap().times > 0, "{text}");
+    assert_eq!(counts[0], TakenBack::default());
+}
+
+#[tokio::test]
+async fn a_resumed_generation_repeats_what_was_taken_back() {
+    let engine = engine();
+    let mut taken_back = 0;
+    for seed in 0..4 {
+        let request = request(record(), seed);
+        let mut stream = engine.generate(request.clone()).unwrap();
+        let mut told = Vec::new();
+        let mut finished = None;
+        while let Some(event) = stream.next().await {
+            match event.unwrap() {
+                TokenEvent::Token(token) => told.push((token.id, token.taken_back)),
+                TokenEvent::Finished(end) => finished = Some(end),
+                _ => {}
+            }
+        }
+        let finished = finished.unwrap();
+        taken_back += finished.usage.taken_back_tokens;
+        for known in 0..=told.len() {
+            let resumed = GenerateRequest {
+                resume: told[..known].iter().map(|(id, _)| *id).collect(),
+                resume_taken_back: known.checked_sub(1).map(|last| told[last].1).unwrap_or_default(),
+                ..request.clone()
+            };
+            let resumed = generate(&engine, resumed).await.unwrap();
+            assert_eq!(resumed.ids, finished.tokens, "after {known}");
+            assert_eq!(
+                resumed.finished.usage.taken_back_tokens, finished.usage.taken_back_tokens,
+                "after {known}"
+            );
+        }
+    }
+    assert!(taken_back > 0);
+}
+
+#[tokio::test]
+async fn a_limit_amid_a_value_says_length_and_tells_what_there_was() {
+    let engine = engine();
+    let whole = generate(&engine, request(record(), 1)).await.unwrap();
+    for max_tokens in 1..whole.ids.len() {
+        let cut = GenerateRequest { max_tokens: Some(max_tokens), ..request(record(), 1) };
+        let run = generate(&engine, cut).await.unwrap();
+        assert_eq!((run.ids.len(), run.reason()), (max_tokens, &FinishReason::Length), "{}", run.text);
+    }
+}
+
+/// Its masks let through what it then refuses, always.
+fn unsatisfiable() -> Value {
+    json!({"type": "object", "additionalProperties": false, "required": ["a", "b"], "properties": {
+        "a": {"const": "fine"}, "b": {"type": "string", "pattern": "^[ab]{2}$", "not": {"pattern": "a|b"}}}})
+}
+
+#[tokio::test]
+async fn what_nothing_satisfies_is_an_error_that_says_where_and_why() {
+    let engine = engine();
+    match generate(&engine, request(unsatisfiable(), 1)).await {
+        Err(EngineError::SchemaUnsatisfied { place, reason, taken_back }) => {
+            assert!(place.contains("/b"), "{place}");
+            assert!(reason.contains("`not`"), "{reason}");
+            assert!(taken_back > 0);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_error_comes_only_after_what_was_told_and_nothing_of_the_value_is() {
+    let engine = engine();
+    let mut stream = engine.generate(request(unsatisfiable(), 1)).unwrap();
+    let mut text = String::new();
+    let error = loop {
+        match stream.next().await.expect("the stream says how it ended") {
+            Ok(TokenEvent::Token(token)) => text += &token.text,
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, EngineError::SchemaUnsatisfied { .. }), "{error}");
+    assert!(text.contains("fine") && text.trim_end().ends_with(':'), "{text}");
+    assert!(collect(engine.generate(request(unsatisfiable(), 2)).unwrap()).await.is_err());
+}
