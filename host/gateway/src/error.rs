@@ -116,6 +116,9 @@ impl From<EngineError> for ApiError {
             EngineError::ModelUnknown { .. } => {
                 ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
             }
+            EngineError::SchemaUnsatisfied { .. } => {
+                ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "schema_unsatisfied", message)
+            }
             EngineError::Truncated => ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "truncated", message),
             EngineError::Cancelled => ApiError::new(CLIENT_CLOSED, "cancelled", message),
             EngineError::DeadlineExceeded => {

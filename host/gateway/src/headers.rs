@@ -1,10 +1,27 @@
 //! What requests say in their headers: where their KV cache is warm, and in what form they want their answer.
 
 use crate::{ApiError, access::Caller};
-use axum::http::HeaderMap;
+use axum::{http::HeaderMap, http::HeaderValue, response::Response};
 use skep_engine::Affinity;
 
 const MAX_HEADER_BYTES: usize = 256;
+/// What looks like a mistake in the request's schemas; the answer is as they say all the same.
+const SCHEMA_WARNINGS: &str = "x-skep-schema-warnings";
+const MAX_WARNING_BYTES: usize = 1024;
+
+/// The answer with what looks like a mistake in the request's schemas, which is also logged.
+pub(crate) fn warned(mut response: Response, warnings: &[String]) -> Response {
+    if warnings.is_empty() {
+        return response;
+    }
+    tracing::warn!(warnings = warnings.join("; "), "a schema looks like it has mistakes");
+    let visible = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
+    let text: String = warnings.join("; ").chars().map(visible).take(MAX_WARNING_BYTES).collect();
+    if let Ok(value) = HeaderValue::try_from(text) {
+        response.headers_mut().insert(SCHEMA_WARNINGS, value);
+    }
+    response
+}
 
 /// The session that a client names, by any of the names that clients use.
 pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

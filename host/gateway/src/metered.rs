@@ -40,11 +40,8 @@ impl Stream for Metered<ChatStream> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let event = self.stream.poll_next_unpin(cx);
-        let produced = match &event {
-            Poll::Ready(Some(Ok(ChatEvent::Finished(outcome)))) => outcome.usage.completion_tokens as usize,
-            _ => self.stream.produced().len(),
-        };
-        self.tokens.produced(produced);
+        let spent = self.stream.spent_tokens();
+        self.tokens.produced(spent);
         event
     }
 }
@@ -54,13 +51,8 @@ impl Stream for Metered<TokenStream> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let event = self.stream.poll_next_unpin(cx);
-        match &event {
-            Poll::Ready(Some(Ok(TokenEvent::Token(_)))) => self.tokens.produced_one(),
-            Poll::Ready(Some(Ok(TokenEvent::Finished(finished)))) => {
-                self.tokens.produced(finished.usage.completion_tokens as usize);
-            }
-            _ => {}
-        }
+        let spent = self.stream.spent_tokens();
+        self.tokens.produced(spent);
         event
     }
 }

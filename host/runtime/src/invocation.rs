@@ -163,6 +163,8 @@ pub(crate) struct StoredUsage {
     pub(crate) accepted_tokens: u32,
     #[serde(default)]
     pub(crate) rejected_tokens: u32,
+    #[serde(default)]
+    pub(crate) taken_back_tokens: u32,
 }
 
 #[derive(Serialize, Deserialize)]

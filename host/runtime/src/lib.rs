@@ -23,6 +23,7 @@ mod egress;
 mod engine;
 mod error;
 mod event;
+mod examples;
 mod exports;
 mod feed;
 mod host_tools;

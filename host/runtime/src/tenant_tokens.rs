@@ -39,10 +39,6 @@ impl TenantBudget {
 }
 
 impl TenantTokens {
-    pub fn produced_one(&mut self) {
-        self.produced += 1;
-    }
-
     /// So many so far.
     pub fn produced(&mut self, tokens: usize) {
         self.produced = tokens;

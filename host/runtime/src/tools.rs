@@ -3,7 +3,11 @@
 //! A schema that does not compile is an error at deployment, for the validator and for the decoder alike: nothing
 //! that is described to a model goes unchecked.
 
-use crate::{ToolDefinition, bindings::types};
+use crate::{
+    ToolDefinition,
+    bindings::types,
+    examples::{self, Example},
+};
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use skep_engine::{Constraint, Engine, chat::ToolSpec};
@@ -25,6 +29,8 @@ pub(crate) struct Tools {
 
 pub(crate) struct Tool {
     pub(crate) definition: ToolDefinition,
+    /// What a model that is offered the tool is shown first.
+    pub(crate) examples: Vec<Example>,
     input: Validator,
     output: Option<Validator>,
 }
@@ -128,7 +134,17 @@ impl Tool {
         }
         let output =
             definition.output_schema.as_ref().map(|schema| compiled("output", schema)).transpose()?;
-        Ok(Tool { definition, input, output })
+        Ok(Tool { definition, examples: Vec::new(), input, output })
+    }
+
+    /// As [`Tool::new`], with the examples that the input schema brings.
+    pub(crate) fn with_examples(mut definition: ToolDefinition) -> Result<Self, String> {
+        let written = examples::take(&mut definition.input_schema);
+        let mut tool = Tool::new(definition)?;
+        if let Some(written) = written {
+            tool.examples = examples::of_tool(&tool, written)?;
+        }
+        Ok(tool)
     }
 
     fn compile(tool: types::ToolDefinition) -> Result<Self, String> {
@@ -150,7 +166,7 @@ impl Tool {
                         the first one did; say which it is, or ask for no retries"
                 .into());
         }
-        Tool::new(ToolDefinition {
+        Tool::with_examples(ToolDefinition {
             name,
             description,
             input_schema: parsed("input", &tool.input_schema)?,

@@ -11,7 +11,7 @@ use skep_engine::{Usage, chat::ToolCall};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn usage_json(usage: &Usage) -> Value {
-    json!({
+    let mut value = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
@@ -20,7 +20,12 @@ pub(crate) fn usage_json(usage: &Usage) -> Value {
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.rejected_tokens,
         },
-    })
+    });
+    // OpenAI's shape has no such count.
+    if usage.taken_back_tokens > 0 {
+        value["completion_tokens_details"]["taken_back_tokens"] = usage.taken_back_tokens.into();
+    }
+    value
 }
 
 pub(crate) fn tool_call_json(call: &ToolCall) -> Value {
@@ -52,5 +57,21 @@ impl Envelope {
         let mut value = self.with_choices(Vec::new());
         value["usage"] = usage_json(usage);
         value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_were_taken_back_are_told_where_there_are_some() {
+        let details = |taken_back_tokens| {
+            let usage = Usage { completion_tokens: 5, taken_back_tokens, ..Usage::default() };
+            let value = usage_json(&usage);
+            assert_eq!((&value["completion_tokens"], &value["total_tokens"]), (&json!(5), &json!(5)));
+            value["completion_tokens_details"].get("taken_back_tokens").cloned()
+        };
+        assert_eq!((details(0), details(7)), (None, Some(json!(7))));
     }
 }

@@ -96,12 +96,14 @@ pub(crate) async fn run(
     }
     let budget = gateway.host.tenant_budget(caller.tenant.as_str()).map_err(ApiError::from)?;
     let begun = Begun::start(engine, headers::affinity(&headers, &caller)?, &budget, &body).await?;
-    match (schema, body.parameters.streams()) {
-        (Schema::OpenAi, true) => Ok(begun.stream(body.parameters.streams_usage())),
-        (Schema::OpenAi, false) => Ok(Json(success(begun.whole().await?)).into_response()),
-        (Schema::Native, true) => Ok(native_stream(begun)),
-        (Schema::Native, false) => native_whole(begun, body.wants_json()).await,
-    }
+    let warnings = begun.warnings.clone();
+    let response = match (schema, body.parameters.streams()) {
+        (Schema::OpenAi, true) => begun.stream(body.parameters.streams_usage()),
+        (Schema::OpenAi, false) => Json(success(begun.whole().await?)).into_response(),
+        (Schema::Native, true) => native_stream(begun),
+        (Schema::Native, false) => native_whole(begun, body.wants_json()).await?,
+    };
+    Ok(headers::warned(response, &warnings))
 }
 
 /// What a client is told to wait that would not wait for room.

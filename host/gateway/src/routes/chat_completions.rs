@@ -23,6 +23,7 @@ use skep_engine::{
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, TenantBudget};
+use std::sync::Arc;
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
@@ -53,10 +54,12 @@ async fn with_model(
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
     let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
     let begun = Begun::start(engine, headers::affinity(headers, caller)?, &budget, body).await?;
-    match body.parameters.streams() {
-        true => Ok(begun.stream(body.parameters.streams_usage())),
-        false => Ok(Json(begun.whole().await?).into_response()),
-    }
+    let warnings = begun.warnings.clone();
+    let response = match body.parameters.streams() {
+        true => begun.stream(body.parameters.streams_usage()),
+        false => Json(begun.whole().await?).into_response(),
+    };
+    Ok(headers::warned(response, &warnings))
 }
 
 /// A completion that was admitted: what a client asked for wrongly, or what there is no room for, was refused before.
@@ -66,6 +69,8 @@ pub(super) struct Begun {
     pub first: ChatEvent,
     pub choices: Vec<Metered<ChatStream>>,
     wants_logprobs: bool,
+    /// What looks like a mistake in the request's schemas.
+    pub warnings: Arc<[String]>,
 }
 
 impl Begun {
@@ -90,11 +95,12 @@ impl Begun {
                 .map_err(|error| ApiError::of_request(error, form_field))
         })
         .await?;
+        let warnings = choices[0].warnings().clone();
         let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter()));
         let mut choices: Vec<_> = metered.collect();
         // A refusal is a status, not an event: wait for the first event before the answer begins.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-        Ok(Begun { engine, first, choices, wants_logprobs })
+        Ok(Begun { engine, first, choices, wants_logprobs, warnings })
     }
 
     /// The answer as chunks.

@@ -72,6 +72,7 @@ pub(crate) async fn create(
         Ok((body, choices))
     })
     .await?;
+    let warnings = choices[0].1.warnings().clone();
     let metered = choices.into_iter().map(|(choice, stream)| (choice, Metered::new(stream, budget.meter())));
     let mut choices: Vec<_> = metered.collect();
     // A refusal is a status, not an event: the first event is awaited before the answer begins.
@@ -80,7 +81,8 @@ pub(crate) async fn create(
     let model = engine.info().name.clone();
     let envelope = Envelope::new("cmpl", "text_completion", &model);
     if body.parameters.streams() {
-        return Ok(streamed(choices, envelope, body.parameters.streams_usage()));
+        let response = streamed(choices, envelope, body.parameters.streams_usage());
+        return Ok(headers::warned(response, &warnings));
     }
     let mut usage = Usage::default();
     let mut answers = Vec::new();
@@ -89,7 +91,7 @@ pub(crate) async fn create(
     }
     let mut answer = envelope.with_choices(answers);
     answer["usage"] = usage_json(&usage);
-    Ok(Json(answer).into_response())
+    Ok(headers::warned(Json(answer).into_response(), &warnings))
 }
 
 impl CompletionBody {

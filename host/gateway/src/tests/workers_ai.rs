@@ -101,6 +101,13 @@ async fn json_is_told_as_json_and_calls_have_their_arguments_as_json() {
     let streamed = server.ok(RUN, &prompt(cut)).await.text;
     assert!(streamed.contains("\"code\":5024") && !streamed.contains("[DONE]"), "{streamed}");
 
+    let refused = json!({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "not": {"contains": {"type": "string"}}});
+    let form = json!({"response_format": {"type": "json_schema", "json_schema": refused}, "ignore_eos": false,
+                      "max_tokens": 300});
+    let (status, error) = failure(&server.post(RUN, &prompt(form.clone())).await);
+    assert_eq!((status, &error["code"]), (422, &json!(5024)), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("`not`"), "{error}");
+
     let tools = json!([{"name": "weather", "description": "The weather.", "parameters":
         {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": false}}]);
     let calling =

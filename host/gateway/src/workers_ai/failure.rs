@@ -65,7 +65,8 @@ pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
         }
         "model_not_found" | "model_unknown" | "agent_not_found" => (5007, StatusCode::BAD_REQUEST),
         "context_length_exceeded" | "context_overflow" => (5021, StatusCode::BAD_REQUEST),
-        "truncated" => (5024, StatusCode::UNPROCESSABLE_ENTITY),
+        // Workers AI: "JSON Mode couldn't be met".
+        "truncated" | "schema_unsatisfied" => (5024, StatusCode::UNPROCESSABLE_ENTITY),
         _ => (error.status.as_u16(), error.status),
     }
 }

@@ -49,7 +49,7 @@ pub(super) async fn run(
             })??;
             let _ = begun.send(());
             let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
-            tokens.produced(usage.completion_tokens as usize);
+            tokens.produced(usage.produced_tokens());
             Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
         }
         BatchRequest::Turn { text, data } => {
@@ -101,6 +101,7 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
             EngineError::ContextOverflow { .. }
             | EngineError::InvalidRequest { .. }
             | EngineError::Constraint { .. }
+            | EngineError::SchemaUnsatisfied { .. }
             | EngineError::ModelUnknown { .. },
         )
         | RuntimeError::AgentNotFound { .. }

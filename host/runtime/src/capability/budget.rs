@@ -170,7 +170,7 @@ impl Turn {
             let message = format!("a turn may generate {MAX_GENERATIONS} times");
             return Err(Error::InvalidArgument(message));
         }
-        let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).min(limit - spent.tokens);
+        let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
@@ -201,9 +201,9 @@ impl Turn {
 }
 
 impl Reservation {
-    /// So many tokens were produced so far.
+    /// So many tokens were produced so far. Those that are taken back may make them more than were asked for.
     pub(crate) fn produced(&mut self, tokens: usize) {
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX).min(self.max_tokens);
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let mut spent = self.turn.lock();
         spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
         drop(spent);
@@ -212,7 +212,7 @@ impl Reservation {
 
     /// The generation has ended, and this is what it used.
     pub(crate) fn settle(mut self, usage: &Usage) {
-        self.produced(usage.completion_tokens as usize);
+        self.produced(usage.produced_tokens());
         self.turn.lock().usage.add(usage);
     }
 }
@@ -220,7 +220,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut spent = self.turn.lock();
-        spent.tokens -= self.max_tokens - self.produced;
+        spent.tokens = (spent.tokens - self.max_tokens).saturating_add(self.produced);
         spent.running -= 1;
         drop(spent);
         self.turn.day.settle(self.max_tokens, self.produced);

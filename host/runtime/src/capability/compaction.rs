@@ -22,7 +22,7 @@ use crate::{
 };
 use skep_engine::{
     Engine, EngineError, Sampling,
-    chat::{ChatMessage, ChatOptions, ChatStream, Role, ToolChoice, ToolSpec, Transcript},
+    chat::{ChatMessage, ChatOptions, ChatStream, Opening, Role, ToolChoice, ToolSpec, Transcript},
 };
 use skep_model::SpecialTokens;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl Cut {
     pub(super) fn fitting(
         before: &Transcript,
         engine: &Engine,
-        tools: &[ToolSpec],
+        opening: Opening<'_>,
         summary: Option<&str>,
         answer_tokens: usize,
     ) -> Result<Option<Cut>, EngineError> {
@@ -101,7 +101,7 @@ impl Cut {
         let from = messages.len().saturating_sub(KEEP_RECENT);
         for at in boundaries(messages).filter(|at| (from..messages.len()).contains(at)) {
             let cut = Cut { before: before.clone(), at };
-            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, tools) {
+            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, opening) {
                 Ok(tokens) if tokens + room <= engine.sequence_limit() => return Ok(Some(cut)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
@@ -149,11 +149,13 @@ impl Cut {
         {
             rest = before;
         }
+        // Without the examples: what happened in them is no part of what is summarised.
+        let opening = Opening { tools, examples: &[] };
         loop {
             let request = [ChatMessage::user(REQUEST)];
             let asking = self.before.rewritten([system, rest, &request].concat());
             let limit = engine.sequence_limit();
-            match asking.prompt_tokens(engine, tools) {
+            match asking.prompt_tokens(engine, opening) {
                 Ok(tokens) if tokens + summary_tokens <= limit => return Ok(Some(asking)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
@@ -212,6 +214,7 @@ impl Compacting {
             priority: turn.priority,
             deadline: Some(turn.deadline),
             resume: call.tokens().to_vec(),
+            resume_taken_back: call.taken_back(),
             ..ChatOptions::default()
         };
         Ok(match asking.generate(engine, options).map_err(engine_error) {

@@ -14,7 +14,7 @@ use crate::{
     },
     journal::{Call, Identity},
 };
-use skep_engine::{FinishReason, Finished, GenerateRequest, TokenEvent, TokenStream};
+use skep_engine::{FinishReason, Finished, GenerateRequest, TakenBack, TokenEvent, TokenStream};
 use skep_model::SpecialTokens;
 use std::sync::Arc;
 
@@ -38,6 +38,10 @@ pub(crate) async fn complete(
         Ok(checked) => checked,
         Err(error) => return Ok(Err(error)),
     };
+    if !chat.examples.is_empty() {
+        let message = "a completion has no turns, so no examples of them; write them into the prompt";
+        return Ok(Err(Error::InvalidArgument(message.into())));
+    }
     let info = engine.info();
     if info.add_bos
         && let Some(bos) = info.bos
@@ -67,6 +71,7 @@ pub(crate) async fn complete(
     request.priority = chat.priority;
     request.deadline = chat.deadline;
     request.resume = call.tokens().to_vec();
+    request.resume_taken_back = call.taken_back();
     let must_complete = request.constraint.is_some();
     let stream = match engine.generate(request).map_err(engine_error) {
         Ok(stream) => stream,
@@ -110,18 +115,19 @@ async fn follow_text(
     visible: bool,
 ) -> Result<(String, Finished), Error> {
     let mut progress = Progress::new(turn, call, visible);
-    let (mut text, mut produced) = (String::new(), Vec::new());
+    let (mut text, mut produced, mut taken_back) = (String::new(), Vec::new(), TakenBack::default());
     while let Some(event) = stream.next().await {
+        reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             TokenEvent::Token(token) => {
                 produced.push(token.id);
-                reservation.produced(produced.len());
+                taken_back = token.taken_back;
                 text.push_str(&token.text);
-                progress.note(&produced, &token.text);
+                progress.note(&produced, taken_back, &token.text);
             }
             TokenEvent::Finished(finished) => {
                 text.push_str(&finished.text_rest);
-                progress.note(&produced, &finished.text_rest);
+                progress.note(&produced, taken_back, &finished.text_rest);
                 reservation.settle(&finished.usage);
                 return Ok((text, finished));
             }

@@ -22,7 +22,7 @@ use crate::{
 };
 use serde_json::Value;
 use skep_engine::{
-    Engine, EngineError, Timing, Usage,
+    Engine, EngineError, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
 use std::sync::Arc;
@@ -109,6 +109,7 @@ pub(crate) fn begin(
     chat.max_tokens = Some(reservation.max_tokens as usize);
     chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
     chat.resume = call.tokens().to_vec();
+    chat.resume_taken_back = call.taken_back();
     let overflow = match before.generate(engine, chat.clone()) {
         Ok(stream) => {
             let work = Work::Live { call, stream: Box::new(stream), visible };
@@ -118,7 +119,7 @@ pub(crate) fn begin(
         Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
     };
     let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
-    let cut = match Cut::fitting(&before, engine, &chat.tools, summary.as_deref(), answer_tokens) {
+    let cut = match Cut::fitting(&before, engine, chat.opening(), summary.as_deref(), answer_tokens) {
         Ok(Some(cut)) => cut,
         Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
         Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
@@ -340,8 +341,9 @@ impl<'a> Progress<'a> {
         Progress { turn, call, visible, journalled, shown_before }
     }
 
-    /// `produced` are all tokens so far, `delta` the text that the last ones gave.
-    pub(super) fn note(&mut self, produced: &[u32], delta: &str) {
+    /// `produced` are all tokens so far, `delta` the text that the last ones gave. The last one told what had been taken
+    /// back.
+    pub(super) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
         if self.visible {
@@ -352,7 +354,7 @@ impl<'a> Progress<'a> {
             return;
         }
         self.journalled += new.len();
-        self.turn.journal.tokens(self.call, new, text);
+        self.turn.journal.tokens(self.call, new, taken_back, text);
     }
 }
 
@@ -367,17 +369,16 @@ pub(super) async fn follow(
 ) -> Result<ChatOutcome, Error> {
     let mut progress = Progress::new(turn, call, visible);
     while let Some(event) = stream.next().await {
+        reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
-                reservation.produced(stream.produced().len());
-                progress.note(stream.produced(), &delta);
+                progress.note(stream.produced(), stream.taken_back(), &delta);
                 if let Some(sink) = &sink {
                     sink.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {
-                reservation.produced(stream.produced().len());
-                progress.note(stream.produced(), "");
+                progress.note(stream.produced(), stream.taken_back(), "");
             }
             ChatEvent::Started { .. }
             | ChatEvent::ToolCallStarted { .. }
@@ -411,7 +412,9 @@ pub(crate) fn engine_error(error: EngineError) -> Error {
             Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
         }
         EngineError::InvalidRequest { .. } => Error::InvalidArgument(error.to_string()),
-        EngineError::Constraint { .. } => Error::SchemaInvalid(error.to_string()),
+        EngineError::Constraint { .. } | EngineError::SchemaUnsatisfied { .. } => {
+            Error::SchemaInvalid(error.to_string())
+        }
         EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
         EngineError::Truncated => Error::Truncated,
         EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {

@@ -1,21 +1,26 @@
 //! What a guest asks of a generation, in the terms of the engine. What is wrong with it is said here.
 
 use super::budget::Turn;
-use crate::bindings::{
-    inference::{self, GenerateOptions, OutputFormat},
-    types::Error,
+use crate::{
+    bindings::{
+        inference::{self, GenerateOptions, OutputFormat},
+        types::Error,
+    },
+    examples,
+    tools::Tool,
 };
 use skep_engine::{
     Constraint, Sampling,
-    chat::{ChatOptions, ToolChoice},
+    chat::{ChatMessage, ChatOptions, ToolChoice},
 };
+use std::sync::Arc;
 
 const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 
 pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, Error> {
-    let mut tools = Vec::with_capacity(options.tools.len().min(128));
+    let mut tools: Vec<Arc<Tool>> = Vec::with_capacity(options.tools.len().min(128));
     for name in &options.tools {
         let Some(tool) = turn.tool(name) else {
             let known = match turn.agent.tools.names() {
@@ -27,8 +32,8 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
             );
             return Err(Error::InvalidArgument(message));
         };
-        if !tools.iter().any(|other: &skep_engine::chat::ToolSpec| other.name == tool.definition.name) {
-            tools.push(tool.spec());
+        if !tools.iter().any(|other| other.definition.name == tool.definition.name) {
+            tools.push(tool.clone());
         }
     }
     let stop_bytes = options.stop.iter().map(String::len).max().unwrap_or(0);
@@ -43,8 +48,12 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
         return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
     }
     let (sampling, seed) = sampling(&options.sampling)?;
+    let (output, of_output) = output(&options.output)?;
+    let mut examples = examples::in_turn(&tools);
+    examples.extend(of_output);
     Ok(ChatOptions {
-        tools,
+        tools: tools.iter().map(|tool| tool.spec()).collect(),
+        examples,
         tool_choice: match &options.tool_choice {
             inference::ToolChoice::Auto => ToolChoice::Auto,
             inference::ToolChoice::None => ToolChoice::None,
@@ -55,7 +64,7 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
         },
         // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
         parallel_tool_calls: false,
-        output: constraint(&options.output)?,
+        output,
         sampling,
         seed,
         max_tokens: options.max_tokens.map(|tokens| tokens as usize),
@@ -83,9 +92,10 @@ fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Er
     Ok((sampling, options.seed))
 }
 
-fn constraint(output: &OutputFormat) -> Result<Option<Constraint>, Error> {
+/// The form of the answer, and the examples that its schema brings.
+fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>), Error> {
     let bytes = match output {
-        OutputFormat::Text => return Ok(None),
+        OutputFormat::Text => return Ok((None, Vec::new())),
         OutputFormat::JsonSchema(text) | OutputFormat::Regex(text) | OutputFormat::Grammar(text) => {
             text.len()
         }
@@ -94,17 +104,23 @@ fn constraint(output: &OutputFormat) -> Result<Option<Constraint>, Error> {
         let message = format!("output: {bytes} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
         return Err(Error::SchemaInvalid(message));
     }
-    Ok(Some(match output {
-        OutputFormat::Text => return Ok(None),
-        OutputFormat::JsonSchema(text) => match serde_json::from_str(text) {
-            Ok(schema) => Constraint::JsonSchema(schema),
-            Err(error) => {
-                return Err(Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}")));
+    let mut examples = Vec::new();
+    let constraint = match output {
+        OutputFormat::Text => None,
+        OutputFormat::JsonSchema(text) => {
+            let mut schema = serde_json::from_str(text).map_err(|error| {
+                Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}"))
+            })?;
+            if let Some(written) = examples::take(&mut schema) {
+                let of_output = examples::of_output(&schema, written);
+                examples = of_output.map_err(|why| Error::SchemaInvalid(format!("output: {why}")))?;
             }
-        },
-        OutputFormat::Regex(text) => Constraint::Regex(text.clone()),
-        OutputFormat::Grammar(text) => Constraint::Lark(text.clone()),
-    }))
+            Some(Constraint::JsonSchema(schema))
+        }
+        OutputFormat::Regex(text) => Some(Constraint::Regex(text.clone())),
+        OutputFormat::Grammar(text) => Some(Constraint::Lark(text.clone())),
+    };
+    Ok((constraint, examples))
 }
 
 pub(super) fn asked(max_tokens: Option<usize>) -> Option<u32> {

@@ -31,6 +31,7 @@ use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
+use skep_engine::TakenBack;
 use skep_store::{Store, TurnKey};
 use std::{
     collections::BTreeMap,
@@ -104,6 +105,7 @@ enum Past {
     /// It was cut off.
     Begun {
         tokens: Vec<u32>,
+        taken_back: TakenBack,
         shown_bytes: usize,
         dispatched: bool,
     },
@@ -188,9 +190,9 @@ impl Journal {
             Some(Recorded { result: Some(result), order, .. }) => {
                 Past::Ended { result, place: self.order.place(order) }
             }
-            Some(Recorded { tokens, shown_bytes, dispatched, events, .. }) => {
+            Some(Recorded { tokens, taken_back, shown_bytes, dispatched, events, .. }) => {
                 shown = events;
-                Past::Begun { tokens, shown_bytes, dispatched }
+                Past::Begun { tokens, taken_back, shown_bytes, dispatched }
             }
         };
         Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
@@ -235,17 +237,19 @@ impl Journal {
     }
 
     /// A generation produced tokens, and the caller is shown `text`.
-    pub(crate) fn tokens(self: &Arc<Self>, call: &Call, ids: &[u32], text: &str) {
+    pub(crate) fn tokens(self: &Arc<Self>, call: &Call, ids: &[u32], taken_back: TakenBack, text: &str) {
         let mut inner = self.lock();
-        if let Some(Waiting { call: number, record: Record::Tokens { ids: known, text: said, .. }, .. }) =
-            inner.waiting.last_mut()
+        if let Some(Waiting { call: number, record, .. }) = inner.waiting.last_mut()
+            && let Record::Tokens { ids: known, text: said, taken_back: before, .. } = record
             && *number == call.number
         {
             known.extend_from_slice(ids);
             said.push_str(text);
+            *before = taken_back;
             return;
         }
-        let record = Record::Tokens { call: call.identity.clone(), ids: ids.to_vec(), text: text.to_owned() };
+        let (ids, text) = (ids.to_vec(), text.to_owned());
+        let record = Record::Tokens { call: call.identity.clone(), ids, text, taken_back };
         self.append(&mut inner, call.number, [record]);
     }
 
@@ -441,6 +445,14 @@ impl Call {
         match &self.past {
             Past::Begun { tokens, .. } => tokens,
             Past::None | Past::Ended { .. } => &[],
+        }
+    }
+
+    /// What the generation had taken back by the last of these tokens.
+    pub(crate) fn taken_back(&self) -> TakenBack {
+        match self.past {
+            Past::Begun { taken_back, .. } => taken_back,
+            Past::None | Past::Ended { .. } => TakenBack::default(),
         }
     }
 

@@ -4,6 +4,7 @@ use crate::RunEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use skep_engine::TakenBack;
 
 /// What a call is recognised by when the guest makes it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +19,14 @@ pub(crate) struct Identity {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record {
     /// Tokens that a generation produced, and the text that the caller was shown with them.
-    Tokens { call: Identity, ids: Vec<u32>, text: String },
+    Tokens {
+        call: Identity,
+        ids: Vec<u32>,
+        text: String,
+        /// What the generation had taken back by then.
+        #[serde(default, skip_serializing_if = "nothing")]
+        taken_back: TakenBack,
+    },
     /// A call that may not be made twice is about to be made.
     Dispatched { call: Identity },
     /// What a call came to.
@@ -54,6 +62,10 @@ impl Record {
             Record::Tokens { .. } | Record::Dispatched { .. } | Record::Result { .. } => None,
         }
     }
+}
+
+fn nothing(taken_back: &TakenBack) -> bool {
+    *taken_back == TakenBack::default()
 }
 
 pub(super) fn first_u64(digest: &[u8]) -> u64 {

@@ -3,6 +3,7 @@
 use super::record::{Identity, Record};
 use crate::{RunEvent, RuntimeError};
 use serde_json::Value;
+use skep_engine::TakenBack;
 use std::collections::BTreeMap;
 use tokio::sync::watch;
 
@@ -12,6 +13,8 @@ pub(super) struct Recorded {
     pub(super) identity: Option<Identity>,
     /// Tokens of a generation that has no result yet.
     pub(super) tokens: Vec<u32>,
+    /// What it had taken back by the last of them.
+    pub(super) taken_back: TakenBack,
     /// Bytes of their text that the caller was shown.
     pub(super) shown_bytes: usize,
     /// It was made, or was about to be.
@@ -44,10 +47,11 @@ impl Replay {
                 replay.shown.push((record.position, event));
             }
             match decoded {
-                Record::Tokens { call, ids, text } => {
+                Record::Tokens { call, ids, text, taken_back } => {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.tokens.extend(ids);
+                    recorded.taken_back = taken_back;
                     recorded.shown_bytes += text.len();
                 }
                 Record::Dispatched { call } => {

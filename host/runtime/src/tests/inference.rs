@@ -141,7 +141,8 @@ async fn a_form_that_is_cut_off_is_an_error_of_its_own_and_leaves_no_message() {
     for (name, guest, answer) in [
         ("limited", former(long, None), "T"),
         ("stopped", former(r#"{"const": "abcd"}"#, Some("cd")), "T"),
-        ("refused", former(r#"{"type": "array", "uniqueItems": true}"#, None), "E"),
+        ("refused", former(r#"{"type": "array", "uniqueItems": "yes"}"#, None), "E"),
+        ("unsatisfied", former(r#"{"enum": ["ab", "aa"], "not": {"pattern": "a"}}"#, None), "E"),
         ("whole", former(r#"{"const": "ab"}"#, None), "O"),
         ("fixed", former(fixed, None), "T"),
     ] {
