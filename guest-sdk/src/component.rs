@@ -15,6 +15,7 @@ pub mod bindings {
 }
 
 mod http;
+mod random;
 mod schedule;
 
 use std::rc::Rc;
@@ -25,6 +26,7 @@ use serde_json::Value;
 use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
 use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, types};
 use crate::context::TurnInfo;
+use crate::example;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
@@ -35,6 +37,7 @@ use crate::{
 };
 
 pub use self::bindings::export_agent as export;
+pub(crate) use self::random::random;
 
 /// Where the export finds the agent. `#[agent]` implements it.
 pub trait AgentSource {
@@ -45,15 +48,18 @@ pub trait AgentSource {
 impl<S: AgentSource> handler::Guest for S {
     fn describe() -> handler::Description {
         let agent = S::agent();
-        let tools = agent.tools().into_iter().map(|tool| types::ToolDefinition {
-            name: tool.name,
-            description: tool.description,
-            input_schema: tool.input_schema.to_string(),
-            output_schema: Some(tool.output_schema.to_string()),
-            hints: hints_to(tool.hints),
-            timeout_ms: tool.timeout_ms,
-            retries: tool.retries,
-            needs_approval: tool.needs_approval,
+        let tools = agent.tools().into_iter().map(|mut tool| {
+            example::annotate_input(&mut tool.input_schema, &tool.examples);
+            types::ToolDefinition {
+                name: tool.name,
+                description: tool.description,
+                input_schema: tool.input_schema.to_string(),
+                output_schema: Some(tool.output_schema.to_string()),
+                hints: hints_to(tool.hints),
+                timeout_ms: tool.timeout_ms,
+                retries: tool.retries,
+                needs_approval: tool.needs_approval,
+            }
         });
         handler::Description { description: agent.description().to_owned(), tools: tools.collect() }
     }
@@ -355,7 +361,8 @@ fn agent_error_to(error: AgentError) -> types::AgentError {
 }
 
 fn options_to(options: GenerateOptions) -> wit::GenerateOptions {
-    let GenerateOptions { sampling, max_tokens, stop, tools, tool_choice, output, visible } = options;
+    let GenerateOptions { sampling, max_tokens, stop, tools, tool_choice, output, examples, visible } =
+        options;
     wit::GenerateOptions {
         sampling: wit::Sampling {
             temperature: sampling.temperature,
@@ -378,7 +385,10 @@ fn options_to(options: GenerateOptions) -> wit::GenerateOptions {
         },
         output: match output {
             Output::Text => wit::OutputFormat::Text,
-            Output::JsonSchema(schema) => wit::OutputFormat::JsonSchema(schema.to_string()),
+            Output::JsonSchema(mut schema) => {
+                example::annotate_output(&mut schema, &examples);
+                wit::OutputFormat::JsonSchema(schema.to_string())
+            }
             Output::Regex(regex) => wit::OutputFormat::Regex(regex),
             Output::Grammar(grammar) => wit::OutputFormat::Grammar(grammar),
         },

@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use crate::host::{Host, Level};
 use crate::tool::Tool;
-use crate::{Completion, Conversation, EmitError, HostTools, Http, HttpError, ModelInfo, Schedule, State};
+use crate::{
+    Completion, Conversation, EmitError, HostTools, Http, HttpError, ModelInfo, Random, Schedule, State,
+};
 
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
@@ -102,6 +104,16 @@ impl Context {
         let data = serde_json::to_value(data);
         let data = data.map_err(|error| EmitError::InvalidArgument(format!("the data: {error}")))?;
         self.host.emit(topic, Some(data).filter(|data| !data.is_null()))
+    }
+
+    /// Random numbers. agent.toml must grant them: `random = true` under `[grants]`. A turn that is run again draws the same.
+    pub fn random(&self) -> Random<'_> {
+        Random {
+            #[cfg(not(target_arch = "wasm32"))]
+            host: &*self.host,
+            #[cfg(target_arch = "wasm32")]
+            turn: std::marker::PhantomData,
+        }
     }
 
     /// The agent's log, which `skep logs` shows.

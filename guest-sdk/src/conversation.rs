@@ -6,6 +6,7 @@
 use std::rc::Rc;
 
 use schemars::JsonSchema;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ use crate::host_tools::OfferedTools;
 use crate::options::option_methods;
 use crate::{
     AgentError, CompactOptions, Compaction, CompactionPolicy, Context, Entry, GenerateOptions, Generation,
-    InferenceError, Output, Reply, ToolCall, ToolChoice, Usage, attempt, join_all, schema,
+    InferenceError, Output, OutputExample, Reply, ToolCall, ToolChoice, Usage, attempt, join_all, schema,
 };
 
 const DEFAULT_MAX_ROUNDS: u32 = 8;
@@ -38,8 +39,12 @@ pub struct Conversation<'a> {
     options: GenerateOptions,
     tools: Option<Vec<String>>,
     host_tools: Vec<String>,
+    answer_form: Option<AnswerForm<'a>>,
     max_rounds: u32,
 }
+
+/// Makes the form of an answer from what the tools gave.
+type AnswerForm<'a> = Rc<dyn Fn(&[Result<Value, String>]) -> Output + 'a>;
 
 impl<'a> Conversation<'a> {
     pub(crate) fn open(cx: &'a Context, name: &str, model: Option<&str>) -> Self {
@@ -48,7 +53,15 @@ impl<'a> Conversation<'a> {
 
     fn new(cx: &'a Context, host: Result<Rc<dyn HostConversation>, InferenceError>) -> Self {
         let options = GenerateOptions::default();
-        Self { cx, host, options, tools: None, host_tools: Vec::new(), max_rounds: DEFAULT_MAX_ROUNDS }
+        Self {
+            cx,
+            host,
+            options,
+            tools: None,
+            host_tools: Vec::new(),
+            answer_form: None,
+            max_rounds: DEFAULT_MAX_ROUNDS,
+        }
     }
 
     /// Sets the system message. The same text again changes nothing; a new one costs the warm prefix.
@@ -59,6 +72,42 @@ impl<'a> Conversation<'a> {
     /// Appends what the user says.
     pub fn user(self, text: impl AsRef<str>) -> Self {
         self.append(|host| host.append_user(text.as_ref()))
+    }
+
+    /// Shows the model an answer in the form that it is asked for: what a user says, and the answer to it. For
+    /// [`extract`](Self::extract), or an [`output`](Self::output) with a JSON Schema; a tool has its examples in
+    /// `#[tool(example(…))]`.
+    ///
+    /// The model sees the examples after the system message and before everything that was really said; they are no messages
+    /// of the conversation. Their answers have to validate against the schema.
+    ///
+    /// ```
+    /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Guest {
+    ///     name: String,
+    /// }
+    ///
+    /// /// Greets you by your name.
+    /// #[agent]
+    /// async fn greeter(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     let chat = cx.conversation().clear().user(message.text);
+    ///     let chat = chat.example("Hi, I'm Bob.", &Guest { name: "Bob".to_owned() });
+    ///     let guest: Guest = chat.hidden().extract().await?;
+    ///     Ok(Reply::text(format!("Welcome, {}!", guest.name)))
+    /// }
+    /// ```
+    pub fn example<T: Serialize + ?Sized>(mut self, user: impl Into<String>, answer: &T) -> Self {
+        match serde_json::to_value(answer) {
+            Ok(answer) => self.options.examples.push(OutputExample { user: user.into(), answer }),
+            Err(error) => {
+                let why = format!("the answer of an example is not JSON: {error}");
+                self.host = self.host.and_then(|_| Err(InferenceError::InvalidArgument(why)));
+            }
+        }
+        self
     }
 
     /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this by itself.
@@ -86,6 +135,33 @@ impl<'a> Conversation<'a> {
         self
     }
 
+    /// The form of what the model says after tools have run, made from their results, in [`run`](Self::run). An answer can so be
+    /// held to the facts:
+    ///
+    /// ```
+    /// # use skep_sdk::{AgentError, Context, Message, Output, Reply, agent, tool};
+    /// /// Tells how many seats are free.
+    /// #[tool]
+    /// fn free_seats() -> u32 {
+    ///     7
+    /// }
+    ///
+    /// /// Knows the seats.
+    /// #[agent(tools = [free_seats])]
+    /// async fn usher(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     let chat = cx.conversation().user(message.text);
+    ///     let chat = chat.answer_form(|results| match results {
+    ///         [Ok(seats)] => Output::Regex(format!("(Yes|Certainly|Sure), there are {seats} free seats\\.")),
+    ///         _ => Output::Text,
+    ///     });
+    ///     chat.run().await
+    /// }
+    /// ```
+    pub fn answer_form(mut self, form: impl Fn(&[Result<Value, String>]) -> Output + 'a) -> Self {
+        self.answer_form = Some(Rc::new(form));
+        self
+    }
+
     /// How many generations [`run`](Self::run) may take; 8 without it.
     pub fn max_rounds(mut self, rounds: u32) -> Self {
         self.max_rounds = rounds.max(1);
@@ -103,7 +179,7 @@ impl<'a> Conversation<'a> {
     pub async fn run(mut self) -> Result<Reply, AgentError> {
         let host = self.host.clone()?;
         let mut options =
-            self.take_options(|cx| cx.tools().iter().map(|tool| tool.name.to_owned()).collect());
+            self.take_options(|cx| cx.tools().iter().map(|tool| tool.name.to_owned()).collect())?;
         let offered = OfferedTools::find(self.cx.host(), &self.host_tools).await?;
         options.tools.extend(offered.model_names().cloned());
         if options.tools.is_empty() && options.tool_choice == ToolChoice::Auto {
@@ -120,6 +196,10 @@ impl<'a> Conversation<'a> {
             for (call, outcome) in generation.tool_calls.iter().zip(&outcomes) {
                 host.append_tool_result(&call.id, outcome)?;
             }
+            if let Some(form) = &self.answer_form {
+                options.output = form(&outcomes);
+                options.examples.clear();
+            }
             options.tool_choice = match options.tool_choice {
                 ToolChoice::Auto | ToolChoice::Required => ToolChoice::Auto,
                 ToolChoice::Named(_) | ToolChoice::None => ToolChoice::None,
@@ -131,13 +211,13 @@ impl<'a> Conversation<'a> {
     /// Generates one assistant message, and leaves its tool calls to the caller.
     pub async fn generate(mut self) -> Result<Generation, InferenceError> {
         let host = self.host.clone()?;
-        host.generate(self.take_options(|_| Vec::new())).await
+        host.generate(self.take_options(|_| Vec::new())?).await
     }
 
     /// Generates one assistant message and gives its text as it comes.
     pub async fn stream(mut self) -> Result<TextStream, InferenceError> {
         let host = self.host.clone()?;
-        let inner = host.stream(self.take_options(|_| Vec::new())).await?;
+        let inner = host.stream(self.take_options(|_| Vec::new())?).await?;
         Ok(TextStream { inner, ended: false })
     }
 
@@ -162,7 +242,7 @@ impl<'a> Conversation<'a> {
     pub async fn extract<T: DeserializeOwned + JsonSchema>(self) -> Result<T, InferenceError> {
         let generation =
             self.output(Output::JsonSchema(schema::input_schema::<T>())).tools([""; 0]).generate().await?;
-        serde_json::from_str(&generation.text).map_err(|error| {
+        serde_json::from_str(&generation.text).and_then(schema::from_model).map_err(|error| {
             InferenceError::SchemaInvalid(format!(
                 "the answer fits the schema but not the Rust type ({error}); say the rule in the schema too: {}",
                 generation.text
@@ -223,10 +303,20 @@ impl<'a> Conversation<'a> {
         self
     }
 
-    fn take_options(&mut self, default_tools: impl FnOnce(&Context) -> Vec<String>) -> GenerateOptions {
+    fn take_options(
+        &mut self,
+        default_tools: impl FnOnce(&Context) -> Vec<String>,
+    ) -> Result<GenerateOptions, InferenceError> {
         let mut options = std::mem::take(&mut self.options);
+        if !options.examples.is_empty() && !matches!(options.output, Output::JsonSchema(_)) {
+            return Err(InferenceError::InvalidArgument(
+                "examples of a conversation show an answer of a JSON Schema: end it with `extract`, or give those of a tool in \
+                 `#[tool(example(…))]`"
+                    .to_owned(),
+            ));
+        }
         options.tools = self.tools.take().unwrap_or_else(|| default_tools(self.cx));
-        options
+        Ok(options)
     }
 }
 

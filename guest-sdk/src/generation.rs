@@ -4,6 +4,8 @@
 
 use serde_json::Value;
 
+use crate::OutputExample;
+
 /// How to choose the next token. `None` is the model's default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sampling {
@@ -75,6 +77,8 @@ pub struct GenerateOptions {
     pub tool_choice: ToolChoice,
     /// The form of the text.
     pub output: Output,
+    /// What the model is shown of that form. Only for [`Output::JsonSchema`].
+    pub examples: Vec<OutputExample>,
     /// Whether the caller of the turn sees the text while it is generated.
     pub visible: bool,
 }
@@ -88,6 +92,7 @@ impl Default for GenerateOptions {
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
             output: Output::Text,
+            examples: Vec::new(),
             visible: true,
         }
     }

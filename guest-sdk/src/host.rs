@@ -70,6 +70,8 @@ pub trait Host {
     fn schedule_cancel(&self, name: &str) -> bool;
     fn schedule_list(&self) -> Vec<Scheduled>;
     fn emit(&self, topic: &str, data: Option<Value>) -> Result<(), EmitError>;
+    #[cfg(not(target_arch = "wasm32"))]
+    fn random(&self) -> u64;
     fn log(&self, level: Level, message: &str);
 }
 

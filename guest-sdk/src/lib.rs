@@ -41,7 +41,8 @@
 //! ```
 //!
 //! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros; a crate has one agent and any number of tools.
-//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`], [`Log`].
+//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`], [`Random`], [`Log`].
+//! - `#[tool(example(…))]` and [`Conversation::example`] show the model how it is done; a small one needs that.
 //! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`] and [`ToolError`] say what went wrong and who can help.
 //! - [`testing`] runs an agent in a plain `#[test]`.
 //!
@@ -64,11 +65,13 @@ mod options;
 mod host_tools;
 mod http;
 mod message;
+mod random;
 mod schedule;
 mod state;
 mod tool;
 mod trigger;
 
+mod example;
 mod schema;
 
 mod error;
@@ -94,6 +97,7 @@ pub use completion::Completion;
 pub use context::{Context, Log};
 pub use conversation::{Conversation, TextStream};
 pub use error::{AgentError, EmitError, InferenceError, ScheduleError, StateError, ToolError};
+pub use example::{ExampleCall, OutputExample, ToolExample};
 pub use generation::{
     Entry, Finish, GenerateOptions, Generation, ModelInfo, Output, Sampling, Timing, ToolCall, ToolChoice,
     Usage,
@@ -103,6 +107,7 @@ pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
 pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};
+pub use random::Random;
 pub use schedule::{Schedule, ScheduleTiming, Scheduled};
 pub use skep_sdk_macros::{agent, tool};
 pub use state::State;

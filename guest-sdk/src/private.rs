@@ -5,6 +5,7 @@ pub use serde;
 pub use serde_json;
 
 pub use crate::agent::{AlarmFunction, EventFunction, TurnFunction};
+pub use crate::example::Example;
 pub use crate::host::Task;
 pub use crate::schema::{input_schema, output_schema};
 pub use crate::tool::{Tool, ToolFunction};
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::ToolError;
+use crate::{ToolError, schema};
 
 /// What a tool may return. The macro wraps any other type in a `Result`.
 #[diagnostic::on_unimplemented(
@@ -43,6 +44,6 @@ impl<T: Serialize + JsonSchema, E: Into<ToolError>> ToolReturn for Result<T, E> 
 
 /// The arguments of a call as the function's parameters; a misfit is told to the model.
 pub fn arguments<T: DeserializeOwned>(tool: &str, arguments: Value) -> Result<T, ToolError> {
-    serde_json::from_value(arguments)
+    schema::from_model(arguments)
         .map_err(|error| ToolError::new(format!("the arguments of `{tool}` do not fit: {error}")))
 }

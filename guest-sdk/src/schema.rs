@@ -1,4 +1,4 @@
-//! JSON Schemas of Rust types, in the plain subset that constrained decoding can follow.
+//! JSON Schemas of Rust types, in the plain subset that constrained decoding can follow, and values of them.
 //!
 //! What a grammar cannot enforce or a small model should not have to read is taken out: number formats, titles, the
 //! dialect's address. What narrows a value stays: ranges, lengths, enumerations, required properties.
@@ -6,11 +6,15 @@
 use schemars::generate::SchemaSettings;
 use schemars::transform::{Transform, transform_subschemas};
 use schemars::{JsonSchema, Schema};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// String formats that constrained decoding knows; any other would make a schema unusable.
 const ENFORCEABLE_FORMATS: [&str; 9] =
     ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
+
+/// Up to here a float holds every whole number.
+const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// The schema of JSON that becomes a `T`.
 pub fn input_schema<T: JsonSchema>() -> Value {
@@ -20,6 +24,28 @@ pub fn input_schema<T: JsonSchema>() -> Value {
 /// The schema of JSON that a `T` becomes.
 pub fn output_schema<T: JsonSchema>() -> Value {
     generate::<T>(SchemaSettings::draft2020_12().for_serialize())
+}
+
+/// A `T` from JSON that a model wrote. JSON Schema counts `1.0` as an integer and Rust does not, so where the value
+/// does not fit as it is, whole numbers are read as integers.
+pub fn from_model<T: DeserializeOwned>(mut value: Value) -> Result<T, serde_json::Error> {
+    T::deserialize(&value).or_else(|error| {
+        whole_numbers_as_integers(&mut value);
+        T::deserialize(&value).map_err(|_| error)
+    })
+}
+
+fn whole_numbers_as_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(whole) = number.as_f64().filter(|n| n.fract() == 0.0 && n.abs() < LARGEST_EXACT) {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(whole_numbers_as_integers),
+        Value::Object(members) => members.values_mut().for_each(whole_numbers_as_integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
 
 fn generate<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
@@ -79,6 +105,21 @@ mod tests {
     use super::*;
     use serde::{Deserialize, Serialize};
     use serde_json::json;
+
+    #[test]
+    fn whole_numbers_of_a_model_are_integers() {
+        #[derive(Debug, Deserialize, PartialEq)]
+        struct Line {
+            count: u8,
+            price: f32,
+        }
+        let line = |count: Value| from_model::<Line>(json!({"count": count, "price": 2.0}));
+        assert_eq!(line(json!(3.0)).unwrap(), Line { count: 3, price: 2.0 });
+        assert_eq!(line(json!(3)).unwrap(), Line { count: 3, price: 2.0 });
+        for count in [json!(3.5), json!(300.0), json!("3")] {
+            assert!(line(count.clone()).is_err(), "{count}");
+        }
+    }
 
     #[derive(Serialize, Deserialize, JsonSchema)]
     #[serde(rename_all = "snake_case")]

@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use crate::example::{Example, ToolExample};
 use crate::host::Task;
 use crate::{Context, ToolError, ToolHints};
 
@@ -26,6 +27,8 @@ pub struct ToolDefinition {
     pub retries: u32,
     /// Whether a person decides about each call.
     pub needs_approval: bool,
+    /// What its author shows the model of it.
+    pub examples: Vec<ToolExample>,
 }
 
 /// A function with its types erased. `#[tool]` makes it.
@@ -40,6 +43,7 @@ pub struct Tool {
     pub timeout_ms: Option<u32>,
     pub retries: u32,
     pub needs_approval: bool,
+    pub examples: &'static [Example],
     pub call: for<'a> fn(&'a Context, Value) -> Task<'a, Result<Value, ToolError>>,
 }
 
@@ -54,6 +58,7 @@ impl Tool {
             timeout_ms: self.timeout_ms,
             retries: self.retries,
             needs_approval: self.needs_approval,
+            examples: self.examples.iter().map(Example::parsed).collect(),
         }
     }
 }

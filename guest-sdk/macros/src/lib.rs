@@ -6,6 +6,8 @@ use proc_macro::TokenStream;
 
 mod agent;
 mod documentation;
+mod example;
+mod json;
 mod tool;
 mod tool_options;
 
@@ -57,6 +59,40 @@ pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
 /// Options say what it does to the world, `#[tool(read_only)]`, `destructive`, `idempotent`, `open_world`, which other agents
 /// and MCP clients are told; how long a call may take, `timeout_ms = 500`; and how often one that failed is made again,
 /// `retries = 2`, for tools that are `read_only` or `idempotent`. With `needs_approval` a person decides about each call.
+///
+/// # Examples for the model
+///
+/// `example(…)` shows the model a short conversation: what a user says, the call that answers it with its arguments and its
+/// result as JSON, and the answer. Without `call` and `result` it shows when the tool is not called. A small model learns more
+/// from three examples than from a page of instructions.
+///
+/// ```
+/// # use skep_sdk::{ToolError, tool};
+/// /// Converts an amount of money into euros.
+/// #[tool(
+///     read_only,
+///     example(
+///         user = "How much is 20 dollars?",
+///         call = {"amount": 20, "currency": "USD"},
+///         result = 18.4,
+///         answer = "20 dollars are 18.40 euros.",
+///     ),
+///     example(user = "Good morning!", answer = "Good morning! Which amount shall I convert?")
+/// )]
+/// async fn to_euros(amount: f64, currency: String) -> Result<f64, ToolError> {
+///     match currency.as_str() {
+///         "USD" => Ok(amount * 0.92),
+///         other => Err(format!("I know no rate for {other}").into()),
+///     }
+/// }
+/// ```
+///
+/// The model that is offered the tool sees its examples after the system message and before the first message of the
+/// conversation, in its own markup, one of each tool in turn. They are the same in every session, so that they are computed
+/// once and then come from the cache. Nobody else sees them: no example is in the messages of a session, and none is a call.
+///
+/// The names of the arguments are checked when the agent is compiled; the values against the tool's schemas when a test
+/// makes a `Harness` and when the agent is deployed. The error names the tool and the example.
 #[proc_macro_attribute]
 pub fn tool(attributes: TokenStream, item: TokenStream) -> TokenStream {
     tool::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

@@ -11,7 +11,7 @@ use syn::{
     Attribute, Error, FnArg, Ident, ItemFn, Pat, PatType, Result, ReturnType, Signature, Type, parse2,
 };
 
-use crate::{documentation, tool_options::ToolOptions};
+use crate::{documentation, example::Expected, tool_options::ToolOptions};
 
 /// Attributes of a parameter that belong to its place in the arguments' schema, not to the function.
 const FIELD_ATTRIBUTES: [&str; 4] = ["doc", "schemars", "serde", "allow"];
@@ -39,6 +39,7 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
 
     let takes_context = takes_context(&function.sig)?;
     let arguments = arguments(&mut function.sig, takes_context)?;
+    options.check_examples(expected(&arguments).as_deref())?;
     let fields =
         arguments.iter().map(|Argument { name, ty, attributes }| quote! { #(#attributes)* #name: #ty });
     let names: Vec<&Ident> = arguments.iter().map(|argument| &argument.name).collect();
@@ -191,6 +192,16 @@ fn arguments(signature: &mut Signature, takes_context: bool) -> Result<Vec<Argum
         arguments.push(Argument { name, ty: (*parameter.ty).clone(), attributes });
     }
     Ok(arguments)
+}
+
+/// What an example of the tool has to name. `None`: an attribute of `serde` may name an argument otherwise.
+fn expected(arguments: &[Argument]) -> Option<Vec<Expected>> {
+    let expected = |argument: &Argument| {
+        let is_renamed = argument.attributes.iter().any(|attribute| attribute.path().is_ident("serde"));
+        let is_required = !last_segment_is(&argument.ty, "Option");
+        (!is_renamed).then(|| Expected { name: argument.name.unraw().to_string(), is_required })
+    };
+    arguments.iter().map(expected).collect()
 }
 
 /// Why a type cannot be made from the model's JSON, where it can be seen from the type alone.

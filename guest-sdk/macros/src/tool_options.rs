@@ -1,14 +1,16 @@
-//! The options of `#[tool(…)]`: what the tool does to the world, and how it may be called.
+//! The options of `#[tool(…)]`: what the tool does to the world, how it may be called, and examples of it.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::parse::{Parse, ParseStream};
-use syn::{Error, Ident, LitInt, Result, Token};
+use syn::{Error, Ident, LitInt, Result, Token, parenthesized, token};
+
+use crate::example::{Example, Expected};
 
 /// As many as the host takes.
 const MAX_RETRIES: u32 = 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
-const KNOWN: &str = "`read_only`, `destructive`, `idempotent`, `open_world`, `needs_approval`, `timeout_ms = 500` and `retries = 2`, each once";
+const KNOWN: &str = "`read_only`, `destructive`, `idempotent`, `open_world`, `needs_approval`, `timeout_ms = 500` and `retries = 2`, each once, and any number of `example(…)`";
 
 #[derive(Default)]
 pub struct ToolOptions {
@@ -19,6 +21,7 @@ pub struct ToolOptions {
     needs_approval: Option<Ident>,
     timeout_ms: Option<(Ident, u32)>,
     retries: Option<(Ident, u32)>,
+    examples: Vec<Example>,
 }
 
 impl Parse for ToolOptions {
@@ -28,6 +31,10 @@ impl Parse for ToolOptions {
             let name: Ident = input.parse()?;
             let unexpected =
                 || Error::new(name.span(), format!("unexpected `{name}`; `#[tool]` knows {KNOWN}"));
+            if name == "example" {
+                options.examples.push(example(name, input)?);
+                continue;
+            }
             let flag = match name.to_string().as_str() {
                 "read_only" => Some(&mut options.read_only),
                 "destructive" => Some(&mut options.destructive),
@@ -74,7 +81,25 @@ impl Parse for ToolOptions {
     }
 }
 
+/// What follows on the word `example`, with the comma after it.
+fn example(name: Ident, input: ParseStream<'_>) -> Result<Example> {
+    if !input.peek(token::Paren) {
+        return Err(crate::example::misformed(&name));
+    }
+    let content;
+    parenthesized!(content in input);
+    let example = Example::parse(name, &content)?;
+    if !input.is_empty() {
+        input.parse::<Token![,]>()?;
+    }
+    Ok(example)
+}
+
 impl ToolOptions {
+    pub fn check_examples(&self, expected: Option<&[Expected]>) -> Result<()> {
+        self.examples.iter().try_for_each(|example| example.check(expected))
+    }
+
     fn check(&self) -> Result<()> {
         if let (Some(_), Some(destructive)) = (&self.read_only, &self.destructive) {
             return Err(Error::new(
@@ -101,6 +126,7 @@ impl ToolOptions {
             None => quote! { ::core::option::Option::None },
         };
         let retries = self.retries.as_ref().map_or(0, |(_, value)| *value);
+        let examples = self.examples.iter().map(Example::value);
         quote! {
             hints: ::skep_sdk::ToolHints {
                 read_only: #read_only,
@@ -111,6 +137,7 @@ impl ToolOptions {
             timeout_ms: #timeout_ms,
             retries: #retries,
             needs_approval: #needs_approval,
+            examples: &[#(#examples),*],
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::block_on::block_on_or;
+use super::examples;
 use super::memory_host::{MemoryHost, World};
 use super::model::ScriptedModel;
 use super::schedule::Emitted;
@@ -55,9 +56,17 @@ pub struct ToolCallRecord {
 
 impl Harness {
     /// A fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
+    ///
+    /// # Panics
+    /// If an example of a tool breaks the tool's schema.
+    #[track_caller]
     pub fn new(agent: impl FnOnce() -> Agent) -> Self {
         let agent = agent();
-        let world = Rc::new(RefCell::new(World::new(agent.tools())));
+        let tools = agent.tools();
+        if let Some(why) = tools.iter().find_map(|tool| examples::check(tool).err()) {
+            panic!("{why}");
+        }
+        let world = Rc::new(RefCell::new(World::new(tools)));
         Self { agent, world, session: SESSION.to_owned(), turn: 0 }
     }
 
@@ -107,6 +116,12 @@ impl Harness {
     pub fn verdict(self, verdict: Result<(), &str>) -> Self {
         let denied = |why| format!("a person refused this call: {why}");
         self.world.borrow_mut().verdict = verdict.map_err(denied);
+        self
+    }
+
+    /// Has the agent draw other random numbers: the same ones for the same seed, in every run of the test.
+    pub fn random(self, seed: u64) -> Self {
+        self.world.borrow_mut().random = seed;
         self
     }
 
@@ -208,7 +223,7 @@ impl Harness {
         self.world.borrow().saved.conversations.get(name).cloned().unwrap_or_default()
     }
 
-    /// What the model was given at each generation so far, failed turns included. A completion is one user entry.
+    /// What the model was given at each generation so far, failed turns and examples included. A completion is one user entry.
     pub fn prompts(&self) -> Vec<Vec<Entry>> {
         self.world.borrow().prompts.clone()
     }

@@ -10,6 +10,7 @@ use std::task::Poll;
 
 use serde_json::Value;
 
+use super::examples;
 use super::harness::ToolCallRecord;
 use super::memory_conversation::MemoryConversation;
 use super::model::Step;
@@ -57,6 +58,8 @@ pub struct World {
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
     /// What a person says of calls that need it.
     pub verdict: Result<(), String>,
+    /// The state of the generator of random numbers.
+    pub random: u64,
     tools: Vec<ToolDefinition>,
     calls_made: u64,
     /// Milliseconds that turns have waited. Time passes only when nothing else can happen.
@@ -79,6 +82,7 @@ impl World {
             now_ms: 0,
             host_tools: Vec::new(),
             verdict: Ok(()),
+            random: 0,
             tools,
             calls_made: 0,
             clock_ms: 0,
@@ -104,6 +108,7 @@ impl World {
         options: &GenerateOptions,
     ) -> Result<Generation, InferenceError> {
         self.check_options(options)?;
+        let prompt = examples::shown(prompt, &self.tools, options).map_err(InferenceError::SchemaInvalid)?;
         self.prompts.push(prompt);
         let number = self.prompts.len();
         let Some(step) = self.steps.pop_front() else {
@@ -409,6 +414,16 @@ impl Host for MemoryHost {
         schedule::check_topic(topic)?;
         self.world.borrow_mut().saved.emitted.push(Emitted { topic: topic.to_owned(), data });
         Ok(())
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    fn random(&self) -> u64 {
+        let mut world = self.world.borrow_mut();
+        world.random = world.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = world.random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
     }
 
     fn log(&self, level: Level, message: &str) {

@@ -29,6 +29,7 @@ mod harness;
 mod model;
 mod web;
 
+mod examples;
 mod memory_conversation;
 mod memory_host;
 mod memory_stream;
