@@ -26,7 +26,7 @@ pub struct ComputeFlags {
 impl ComputeFlags {
     /// Puts the flags that were given over `options`.
     pub fn apply(&self, options: &mut ExecutorOptions) {
-        options.device = self.device.over(options.device);
+        self.device.apply(options);
         options.isa = self.isa.or(options.isa);
         options.activations = self.activations.or(options.activations);
         options.kv = self.kv.unwrap_or(options.kv);

@@ -67,6 +67,9 @@ pub struct Config {
     /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices.
     #[serde(deserialize_with = "parsed")]
     pub device: Option<DeviceChoice>,
+    /// Whether a sequence gets the same logits, bit for bit, whatever is computed beside it. On the processor it is always so; on
+    /// CUDA devices it is slower.
+    pub deterministic: Option<bool>,
     #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
     pub engine: EngineConfig,
@@ -240,6 +243,7 @@ impl Config {
             options.data = DataDir::Path(data.clone());
         }
         set(&mut options.executor.device, &self.device);
+        set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);
         let engine = &self.engine;
         set(&mut options.replicas, &engine.replicas);
@@ -402,6 +406,7 @@ mod tests {
                 "model = \"x\"\ndevice = \"gpu\"\n",
                 "line 2: device: unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1",
             ),
+            ("deterministic = \"yes\"\n", "deterministic: invalid type: string \"yes\", expected a boolean"),
             ("threads = 0\n", "line 1: threads: 0 is out of range; it may be 1 to 256"),
             ("[engine]\nkv_tokens = 10\n", "[engine] kv_tokens: 10 is out of range; it may be 256 to"),
             ("[engine]\nreplicas = 0\n", "line 2: [engine] replicas: 0 is out of range; it may be 1 to 64"),

@@ -1,4 +1,4 @@
-//! The flag that says where a model runs, of every command that loads one to use it.
+//! The flags that say where a model runs and how strictly, of every command that loads one to use it.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
 use skep_kernels::gpu;
-use skep_model::{DeviceChoice, KernelFolders};
+use skep_model::{DeviceChoice, ExecutorOptions, KernelFolders};
 
 use crate::places;
 
@@ -17,12 +17,17 @@ pub struct DeviceFlag {
     /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]
     #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, hide_possible_values = true)]
     pub device: Option<DeviceChoice>,
+    /// Give a sequence the same logits, bit for bit, whatever is computed beside it. On the processor it is always so; on
+    /// CUDA devices it uses only kernels with one order of sums, without cuBLASLt, and is slower [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub deterministic: Option<bool>,
 }
 
 impl DeviceFlag {
-    /// What was given, over what is there.
-    pub fn over(self, other: DeviceChoice) -> DeviceChoice {
-        self.device.unwrap_or(other)
+    /// Puts the flags that were given over `options`.
+    pub fn apply(self, options: &mut ExecutorOptions) {
+        options.device = self.device.unwrap_or(options.device);
+        options.deterministic = self.deterministic.unwrap_or(options.deterministic);
     }
 }
 
@@ -41,7 +46,7 @@ pub fn kernel_folders() -> Result<KernelFolders> {
 
 /// Reads a device, and tells shells what to complete.
 #[derive(Debug, Clone, Copy)]
-pub struct DeviceParser;
+struct DeviceParser;
 
 impl TypedValueParser for DeviceParser {
     type Value = DeviceChoice;
@@ -89,9 +94,13 @@ mod tests {
     #[test]
     fn a_device_is_taken_and_any_other_is_told_with_those_that_there_are() {
         let read = |value: &str| Wrapper::try_parse_from(["up", "--device", value]);
-        let given = read("cuda:0,1").expect("devices").flag.over(DeviceChoice::Cpu);
-        assert_eq!(given.to_string(), "cuda:0,1");
-        assert_eq!(DeviceFlag::default().over(DeviceChoice::Cpu), DeviceChoice::Cpu);
+        let over_cpu = |flag: DeviceFlag| {
+            let mut options = ExecutorOptions { device: DeviceChoice::Cpu, ..ExecutorOptions::default() };
+            flag.apply(&mut options);
+            options.device.to_string()
+        };
+        assert_eq!(over_cpu(read("cuda:0,1").expect("devices").flag), "cuda:0,1");
+        assert_eq!(over_cpu(DeviceFlag::default()), "cpu");
         for (value, expected) in [
             ("gpu", "'--device <DEVICE>': unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1"),
             ("cuda:0,0", "'--device <DEVICE>': device 0 is named twice"),
@@ -99,6 +108,34 @@ mod tests {
             let error = read(value).err().expect(value).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn one_order_is_asked_for_or_taken_back_and_the_help_says_what_it_costs() {
+        let over = |deterministic: bool, flags: &[&str]| {
+            let words = ["up"].into_iter().chain(flags.iter().copied());
+            let flag = Wrapper::try_parse_from(words).map_err(|error| error.to_string())?.flag;
+            let mut options = ExecutorOptions { deterministic, ..ExecutorOptions::default() };
+            flag.apply(&mut options);
+            Ok::<bool, String>(options.deterministic)
+        };
+        for (before, flags, expected) in [
+            (false, [].as_slice(), false),
+            (true, &[], true),
+            (false, &["--deterministic"], true),
+            (false, &["--deterministic", "--device", "cpu"], true),
+            (true, &["--deterministic=false"], false),
+        ] {
+            assert_eq!(over(before, flags), Ok(expected), "{flags:?} over {before}");
+        }
+        for (flag, expected) in [("--deterministic=yes", "true, false"), ("--determinist", "--deterministic")]
+        {
+            let error = over(false, &[flag]).expect_err(flag);
+            assert!(error.contains(expected), "{error}");
+        }
+        let help = Wrapper::command().render_help().to_string();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains("On the processor it is always so") && help.contains("is slower"), "{help}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Knows the one route that benchmarks drive, and nothing that only a Skep host has, so that other servers can be
 //! measured with the same client.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use reqwest::{Response, StatusCode, Url, header};
 use serde::Deserialize;
 use serde_json::Value;
@@ -101,15 +101,32 @@ impl ChatClient {
             let reader = ChatReader { response, parser, usage: None, done: false };
             return Ok(ChatAnswer::Stream(Box::new(reader)));
         }
-        let status = response.status();
         let retry_after = response.headers().get(header::RETRY_AFTER);
         let retry_after_s = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            let text = response.text().await.unwrap_or_default();
+            let error = serde_json::from_str::<ErrorBody>(&text).ok().map(|body| body.error);
+            return Ok(ChatAnswer::Busy { retry_after_s, error });
+        }
+        Err(self.refusal(response).await)
+    }
+
+    /// Sends a request for a whole answer and returns that, as the server wrote it.
+    pub async fn complete(&self, body: &Value) -> Result<Value> {
+        let request = self.http.post(under(&self.base, &["chat", "completions"])?).json(body);
+        let response = send(&self.base, request).await?;
+        match response.status().is_success() {
+            true => response.json().await.with_context(|| format!("{} answers no JSON", self.base)),
+            false => Err(self.refusal(response).await),
+        }
+    }
+
+    async fn refusal(&self, response: Response) -> anyhow::Error {
+        let status = response.status();
         let text = response.text().await.unwrap_or_default();
-        let error = serde_json::from_str::<ErrorBody>(&text).ok().map(|body| body.error);
-        match (status, error) {
-            (StatusCode::TOO_MANY_REQUESTS, error) => Ok(ChatAnswer::Busy { retry_after_s, error }),
-            (_, Some(error)) => bail!(Refused { code: error.code, message: error.message }),
-            (_, None) => bail!("{} answered {status}: {text}", self.base),
+        match serde_json::from_str::<ErrorBody>(&text) {
+            Ok(ErrorBody { error }) => anyhow!(Refused { code: error.code, message: error.message }),
+            Err(_) => anyhow!("{} answered {status}: {text}", self.base),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `skep bench`: figures of this machine, made by commands that anyone can run again.
 
 mod agents;
+mod determinism;
 mod engine;
 mod interference;
 mod invoke;
@@ -10,6 +11,7 @@ mod routing;
 mod runtime;
 mod stand;
 mod target;
+mod tools;
 
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, what calling an agent costs, and a server under agents' work and under load
+/// Measure the engine, what calling an agent costs, a server under agents' work and under load, and structured output
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
@@ -30,6 +32,8 @@ pub enum Command {
     Interference(interference::Args),
     Routing(routing::Args),
     Load(load::Args),
+    Tools(tools::Args),
+    Determinism(determinism::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -42,6 +46,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,
         Command::Load(args) => load::run(args).await,
+        Command::Tools(args) => tools::run(args).await,
+        Command::Determinism(args) => determinism::run(args).await,
     }
 }
 

@@ -15,10 +15,11 @@ use crate::server::{self, DataDir, ServerOptions};
 use crate::style;
 use turn_printer::TurnReport;
 
-/// What the guest says. The second and third are about what was said before.
-const MESSAGES: [&str; 3] = [
+/// What the guest says. The last is about what was said before.
+pub const MESSAGES: [&str; 4] = [
     "Good evening, my name is Ada.",
     "I would like to order two pizzas and a tea.",
+    "Please send a taxi tomorrow.",
     "What did I order so far?",
 ];
 
@@ -69,7 +70,7 @@ pub async fn run(args: Args) -> Result<()> {
         threads: args.threads,
         ..ServerOptions::default()
     };
-    options.executor.device = args.device.over(options.executor.device);
+    args.device.apply(&mut options.executor);
     let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let url = server.url();
     let engine = server.host.models().iter().next().context("the host has no model")?;

@@ -8,7 +8,7 @@ mod chat;
 mod completions;
 mod confirmation;
 mod delete;
-mod demo;
+pub mod demo;
 mod deploy;
 mod doctor;
 mod event;

@@ -283,7 +283,7 @@ mod tests {
     fn flags_override_the_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("skep.toml");
-        let settings = "listen = \"127.0.0.1:1\"\ndevice = \"cuda:1\"\nthreads = 2\ndata = \"d\"\n[engine]\ntensor_parallel = 3\n";
+        let settings = "listen = \"127.0.0.1:1\"\ndevice = \"cuda:1\"\ndeterministic = true\nthreads = 2\ndata = \"d\"\n[engine]\ntensor_parallel = 3\n";
         std::fs::write(&path, settings).expect("file");
         let path = path.to_str().expect("UTF-8");
         let parse = |extra: &[&str]| {
@@ -299,6 +299,8 @@ mod tests {
         assert_eq!(options.executor.device.to_string(), "cuda:1");
         assert_eq!(parse(&["--device", "cpu"]).executor.device.to_string(), "cpu");
         assert_eq!(ServerOptions::default().executor.device.to_string(), "auto");
+        assert!(options.executor.deterministic && !ServerOptions::default().executor.deterministic);
+        assert!(!parse(&["--deterministic=false"]).executor.deterministic);
         let ranks =
             |options: ServerOptions| (options.executor.tensor_parallel, options.executor.pipeline_parallel);
         assert_eq!(ranks(parse(&["--pp", "2"])), (3, 2));

@@ -120,9 +120,10 @@ pub async fn run(args: Args) -> Result<()> {
 
 fn start(args: &Args) -> Result<Engine> {
     let model = catalog::resolve(&args.model, &Terminal)?;
-    let device = args.device.over(DeviceChoice::Auto);
-    let kernels = kernel_folders()?;
-    let options = ExecutorOptions { device, kernels, threads: args.threads, ..ExecutorOptions::default() };
+    let (device, kernels) = (DeviceChoice::Auto, kernel_folders()?);
+    let mut options =
+        ExecutorOptions { device, kernels, threads: args.threads, ..ExecutorOptions::default() };
+    args.device.apply(&mut options);
     let loaded = LoadedModel::open(&model.name, &model.path, options)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
     report_fallback(&model.name, loaded.fallback.as_deref());

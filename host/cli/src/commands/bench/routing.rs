@@ -81,12 +81,8 @@ async fn measure(args: &Args, routing: Routing, name: &str) -> Result<RoundRepor
         engine: EngineOptions { routing, ..EngineOptions::default() },
         ..ServerOptions::default()
     };
-    let target = TargetArgs {
-        url: None,
-        model: args.model.clone(),
-        threads: args.threads,
-        device: args.device.device,
-    };
+    let target =
+        TargetArgs { url: None, model: args.model.clone(), threads: args.threads, device: args.device };
     let target = Arc::new(Target::start(&target, options).await?);
     let plan = Plan {
         round: 1,

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use skep_engine::EngineStats;
-use skep_model::DeviceChoice;
 
 use crate::catalog;
 use crate::client::ChatClient;
-use crate::device_flag::DeviceParser;
+use crate::device_flag::DeviceFlag;
 use crate::progress::Terminal;
 use crate::server::{self, RunningServer, ServerOptions};
 
@@ -20,24 +19,17 @@ const DRAIN: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 pub struct TargetArgs {
     /// Drive this server with OpenAI's routes, such as http://127.0.0.1:8080/v1 [default: a host in this process]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["threads", "device", "deterministic"])]
     pub url: Option<String>,
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path; with --url what requests call it [default: smollm2-135m;
     /// with --url "default"]
     #[arg(long, value_name = "NAME|PATH")]
     pub model: Option<String>,
     /// Threads of the model's computation [default: physical cores]
-    #[arg(long, value_name = "N", conflicts_with = "url")]
+    #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]
-    #[arg(
-        long,
-        value_name = "DEVICE",
-        value_parser = DeviceParser,
-        hide_possible_values = true,
-        conflicts_with = "url"
-    )]
-    pub device: Option<DeviceChoice>,
+    #[command(flatten)]
+    pub device: DeviceFlag,
 }
 
 /// A server to drive.
@@ -63,7 +55,7 @@ impl Target {
             threads: args.threads,
             ..options
         };
-        options.executor.device = args.device.unwrap_or(options.executor.device);
+        args.device.apply(&mut options.executor);
         let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
         let client = ChatClient::new(&format!("{}/v1", server.url()))?;
         let model = server.host.models().default_engine().info().name.clone();
@@ -82,5 +74,28 @@ impl Target {
         server.shutdown().await;
         engine.drain(DRAIN).await;
         Some(engine.stats())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        target: TargetArgs,
+    }
+
+    #[test]
+    fn how_a_model_is_computed_cannot_be_said_to_another_server() {
+        for flag in [["--threads", "2"].as_slice(), &["--device", "cpu"], &["--deterministic"]] {
+            let words = ["load"].into_iter().chain(flag.iter().copied());
+            Wrapper::try_parse_from(words.clone()).expect("a host in this process takes it");
+            let words = words.chain(["--url", "http://127.0.0.1:1/v1"]);
+            let error = Wrapper::try_parse_from(words).expect_err("it is not its model").to_string();
+            assert!(error.contains("--url") && error.contains(flag[0]), "{error}");
+        }
     }
 }

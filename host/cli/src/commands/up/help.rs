@@ -40,7 +40,8 @@ skep.toml, every line optional:
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
 All of its settings:
-  listen, data, durability (\"process\", \"power\"), model, device, threads
+  listen, data, durability (\"process\", \"power\"), model, device, deterministic,
+  threads
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
              activations (of CUDA devices: \"bf16\", \"f16\"), isa,
