@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use skep_sdk::{Context, StateError};
 
+use crate::order::{OrderLine, in_words};
+
 const KEY: &str = "folio";
 
 /// Everything noted for one guest.
@@ -12,61 +14,8 @@ pub struct Folio {
     pub guest: Option<String>,
     pub visits: u32,
     pub orders: Vec<OrderLine>,
-    pub services: Vec<Booking>,
-}
-
-/// One dish of an order.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct OrderLine {
-    pub dish: Dish,
-    #[schemars(range(min = 1, max = 9))]
-    pub count: u8,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Dish {
-    Soup,
-    Pizza,
-    Salad,
-    Coffee,
-    Tea,
-}
-
-impl Dish {
-    pub fn price_eur(self) -> u32 {
-        match self {
-            Dish::Soup => 7,
-            Dish::Pizza => 12,
-            Dish::Salad => 9,
-            Dish::Coffee | Dish::Tea => 4,
-        }
-    }
-}
-
-/// A service that was called.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Booking {
-    pub service: Service,
-    pub when: When,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Service {
-    Taxi,
-    Towels,
-    Cleaning,
-    WakeUpCall,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum When {
-    Now,
-    Tonight,
-    Tomorrow,
+    /// Such as "a taxi tomorrow".
+    pub services: Vec<String>,
 }
 
 impl Folio {
@@ -82,7 +31,20 @@ impl Folio {
         Ok(outcome)
     }
 
-    pub fn total_eur(&self) -> u32 {
-        self.orders.iter().map(|line| line.dish.price_eur() * u32::from(line.count)).sum()
+    /// Adds to what was ordered of the same dishes.
+    pub fn order(&mut self, lines: Vec<OrderLine>) {
+        for line in lines {
+            match self.orders.iter_mut().find(|known| known.dish == line.dish) {
+                Some(known) => known.count += line.count,
+                None => self.orders.push(line),
+            }
+        }
+    }
+
+    /// What was ordered and booked: "a soup, 7 euros, and a taxi tomorrow".
+    pub fn in_words(&self) -> String {
+        let orders = (!self.orders.is_empty()).then(|| in_words(&self.orders));
+        let all: Vec<String> = orders.into_iter().chain(self.services.iter().cloned()).collect();
+        if all.is_empty() { "nothing yet".to_owned() } else { all.join(", and ") }
     }
 }

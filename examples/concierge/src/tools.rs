@@ -1,75 +1,115 @@
-//! What the model can do for the guest. Short schemas, because a small model has to follow them.
+//! What the model can do for the guest, and for each tool a few conversations that show it when and how.
+//!
+//! A result is what the guest is to be told, so that the answer can be made of it.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use skep_sdk::{Context, ToolError, tool};
 
-use crate::folio::{Booking, Folio, OrderLine, Service, When};
+use crate::folio::Folio;
+use crate::order::{Order, in_words};
 
 /// More dishes than this and the kitchen calls back.
 const MAX_DISHES: u32 = 12;
 
-/// What an order comes to.
-#[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Receipt {
-    pub ordered: Vec<OrderLine>,
-    pub total_eur: u32,
-}
-
-/// What was noted for the guest.
-#[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Summary {
-    pub ordered: Vec<OrderLine>,
-    pub booked: Vec<Booking>,
-    pub total_eur: u32,
-}
-
 /// Orders food or drinks from the kitchen.
-#[tool]
-pub async fn order_food(
-    cx: &Context,
-    #[schemars(length(min = 1, max = 3))] items: Vec<OrderLine>,
-    #[schemars(length(max = 40))] note: Option<String>,
-) -> Result<Receipt, ToolError> {
-    let items = merged(items);
-    let dishes: u32 = items.iter().map(|line| u32::from(line.count)).sum();
+#[tool(
+    example(
+        user = "A soup, please.",
+        call = {"order": "a soup"},
+        result = "a soup, 7 euros",
+        answer = "With pleasure: a soup, 7 euros.",
+    ),
+    example(
+        user = "We would like three coffees and a pizza.",
+        call = {"order": "three coffees and a pizza"},
+        result = "three coffees and a pizza, 24 euros",
+        answer = "With pleasure: three coffees and a pizza, 24 euros.",
+    ),
+    example(
+        user = "Please send a pizza, two teas and a soup.",
+        call = {"order": "a pizza, two teas and a soup"},
+        result = "a pizza, two teas and a soup, 27 euros",
+        answer = "With pleasure: a pizza, two teas and a soup, 27 euros.",
+    ),
+    example(
+        user = "Can I get two salads?",
+        call = {"order": "two salads"},
+        result = "two salads, 18 euros",
+        answer = "With pleasure: two salads, 18 euros.",
+    ),
+)]
+pub fn order_food(cx: &Context, order: Order) -> Result<String, ToolError> {
+    let lines = order.lines();
+    let dishes: u32 = lines.iter().map(|line| line.count).sum();
     if dishes > MAX_DISHES {
-        return Err(
-            format!("{dishes} dishes are too many for one order; ask for at most {MAX_DISHES}").into()
-        );
+        let why = format!("{dishes} dishes are too many for one order, please ask for at most {MAX_DISHES}");
+        return Err(why.into());
     }
-    if let Some(note) = note.filter(|note| !note.is_empty()) {
-        cx.log().info(format!("note for the kitchen: {note}"));
-    }
-    let total_eur = Folio::update(cx, |folio| {
-        folio.orders.extend(items.iter().cloned());
-        folio.total_eur()
-    })?;
-    Ok(Receipt { ordered: items, total_eur })
+    let words = in_words(&lines);
+    Folio::update(cx, |folio| folio.order(lines))?;
+    Ok(words)
 }
 
 /// Calls a service of the hotel.
-#[tool]
-pub async fn call_service(cx: &Context, service: Service, when: When) -> Result<Booking, ToolError> {
-    let booking = Booking { service, when };
-    Folio::update(cx, |folio| folio.services.push(booking.clone()))?;
-    Ok(booking)
+#[tool(
+    example(
+        user = "I need a taxi.",
+        call = {"request": "a taxi"},
+        result = "a taxi",
+        answer = "Of course: a taxi.",
+    ),
+    example(
+        user = "Please clean the room tomorrow.",
+        call = {"request": "room cleaning tomorrow"},
+        result = "room cleaning tomorrow",
+        answer = "Of course: room cleaning tomorrow.",
+    ),
+    example(
+        user = "Could I get some towels tonight?",
+        call = {"request": "fresh towels tonight"},
+        result = "fresh towels tonight",
+        answer = "Of course: fresh towels tonight.",
+    ),
+    example(
+        user = "Wake me tomorrow.",
+        call = {"request": "a wake-up call tomorrow"},
+        result = "a wake-up call tomorrow",
+        answer = "Of course: a wake-up call tomorrow.",
+    ),
+)]
+pub fn call_service(
+    cx: &Context,
+    #[schemars(regex(
+        pattern = r"^(a taxi|fresh towels|room cleaning|a wake-up call)( tonight| tomorrow)?$"
+    ))]
+    request: String,
+) -> Result<String, ToolError> {
+    Folio::update(cx, |folio| folio.services.push(request.clone()))?;
+    Ok(request)
 }
 
 /// Reads what the guest ordered and booked so far.
-#[tool]
-pub fn read_folio(cx: &Context) -> Result<Summary, ToolError> {
-    let folio = Folio::load(cx)?;
-    Ok(Summary { total_eur: folio.total_eur(), ordered: folio.orders, booked: folio.services })
-}
-
-/// A dish that the model names twice counts once, as it was named first.
-fn merged(items: Vec<OrderLine>) -> Vec<OrderLine> {
-    let mut merged: Vec<OrderLine> = Vec::new();
-    for line in items {
-        if !merged.iter().any(|known| known.dish == line.dish) {
-            merged.push(line);
-        }
-    }
-    merged
+#[tool(
+    read_only,
+    example(
+        user = "What have I ordered?",
+        call = {},
+        result = "three coffees and a pizza, 24 euros",
+        answer = "So far you have three coffees and a pizza, 24 euros.",
+    ),
+    example(
+        user = "How much is my bill?",
+        call = {},
+        result = "nothing yet",
+        answer = "So far you have nothing yet.",
+    ),
+    // And what a guest says without wanting anything.
+    example(
+        user = "Good morning, my name is Bob.",
+        answer = "Welcome to the Beehive Hotel, Bob! What may I bring you?"
+    ),
+    example(user = "Hi!", answer = "Hello! What may I do for you?"),
+    example(user = "Thanks!", answer = "You are very welcome!"),
+)]
+pub fn read_folio(cx: &Context) -> Result<String, ToolError> {
+    Ok(Folio::load(cx)?.in_words())
 }

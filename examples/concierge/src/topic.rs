@@ -1,5 +1,6 @@
-//! What a message is about, by its words. A larger model would find out by itself.
+//! What a message is about, by its words, and how it is answered. A larger model would find out by itself.
 
+use skep_sdk::serde_json::Value;
 use skep_sdk::{Output, ToolChoice};
 
 /// What the guest wants.
@@ -31,19 +32,34 @@ impl Topic {
         }
     }
 
-    /// The form of the answer: how it begins, with the guest's name if it is known, one sentence, and no markup. It does
-    /// not bind tool calls.
-    pub fn answer(self, guest: Option<&str>) -> Output {
-        let name: String = guest.unwrap_or_default().chars().filter(|c| c.is_alphanumeric()).collect();
-        let name = if name.is_empty() { name } else { format!(" {name},") };
-        let begins = match self {
-            Topic::Folio => format!("So far,{name} you"),
-            Topic::Service => format!("Certainly,{name} the"),
-            Topic::Food => format!("With pleasure,{name} your order of"),
-            Topic::Talk => format!("(Welcome to the Beehive Hotel|You are welcome|I am glad to help),{name}"),
-        };
-        Output::Regex(format!("{begins} [a-zA-Z0-9 ,'-]{{5,120}}[.!]"))
+    /// The answer is made of what the tool gave, so that the guest is told what was really done.
+    pub fn answer(self, guest: &str, results: &[Result<Value, String>]) -> Output {
+        let name = address(guest);
+        Output::Regex(match results {
+            [Ok(Value::String(words))] if self == Topic::Folio => {
+                format!("So far you have {}\\.", literal(words))
+            }
+            [Ok(Value::String(words))] => format!("(With pleasure|Of course){name}: {}\\.", literal(words)),
+            [Err(why)] => format!("I am sorry{name}: {}\\.", literal(why)),
+            _ => "I am sorry, that did not work\\.".to_owned(),
+        })
     }
+}
+
+/// What the concierge says where nothing is to be done.
+pub fn small_talk(text: &str, guest: &str) -> Output {
+    let name = address(guest);
+    Output::Regex(if mentions(text, &["thank"]) {
+        format!("You are very welcome{name}!")
+    } else if mentions(text, &["how are you"]) {
+        format!("I am very well, thank you{name}! What may I do for you\\?")
+    } else if mentions(text, &["bye", "goodbye", "good night"]) {
+        format!("Goodbye{name}, and see you soon!")
+    } else {
+        format!(
+            "(Welcome to the Beehive Hotel|Hello|Good (morning|evening)){name}! What may I (do for|bring) you\\?"
+        )
+    })
 }
 
 /// Whether a word of the text begins with one of these.
@@ -52,4 +68,15 @@ pub fn mentions(text: &str, beginnings: &[&str]) -> bool {
         text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
     let text = format!(" {}", words.join(" ").to_lowercase());
     beginnings.iter().any(|beginning| text.contains(&format!(" {beginning}")))
+}
+
+fn address(guest: &str) -> String {
+    let name: String = guest.chars().filter(|c| c.is_alphanumeric()).collect();
+    if name.is_empty() { name } else { format!(", {name}") }
+}
+
+/// A regular expression that only this text matches.
+fn literal(text: &str) -> String {
+    let escape = |c: char| if c.is_alphanumeric() || c == ' ' { c.to_string() } else { format!("\\{c}") };
+    text.chars().map(escape).collect()
 }

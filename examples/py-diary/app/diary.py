@@ -54,7 +54,10 @@ async def read(text: str) -> dict:
         conversation.append_user(text)
         output = types.OutputFormat_JsonSchema(json.dumps(EXPENSE))
         generation = await generate(conversation, output, visible=False)
-    return json.loads(generation.text)
+    expense = json.loads(generation.text)
+    # JSON Schema counts 9.0 as an integer, and the model may write it.
+    expense["euros"] = int(expense["euros"])
+    return expense
 
 
 async def answer(expense: dict, total: int) -> str:
