@@ -79,6 +79,110 @@ fn every_kind_of_damage_is_stopped_by_its_own_limit() {
     assert!(report["alone"]["p99_us"].as_f64().unwrap() > 0.0);
 }
 
+/// Runs `skep bench tools` on the processor.
+fn bench_tools(arguments: &[&str]) -> (Output, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(["bench", "tools", "--device", "cpu", "--json", "-"]).args(arguments).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (output, report)
+}
+
+/// A fifth of the cases in every spelling; `skep bench tools --spelling every --check` asks all 600.
+#[test]
+fn a_constraint_that_does_not_bind_changes_nothing() {
+    let (output, report) = bench_tools(&["--spelling", "every", "--limit", "24", "--concurrency", "8"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 120);
+    let of = |change: &str| -> Vec<String> {
+        let cases = cases.iter().filter(|case| case["change"] == change);
+        cases.map(|case| format!("{} {}: {case}", case["id"], case["spelling"])).collect()
+    };
+    let count = |name: &str| report["changes"][name].as_u64().unwrap();
+    let valid = cases.len() as u64 - count("free_is_invalid");
+    assert!(valid >= 60, "{valid} free answers are valid: too few to say anything");
+    assert_eq!(of("text"), Vec::<String>::new(), "accepted free answers that the constraint changed");
+    assert_eq!(of("tokens"), Vec::<String>::new(), "the same text in other tokens");
+    let outside = count("escape") + count("white_space") + count("markup");
+    assert!(
+        100 * outside <= 2 * valid,
+        "{outside} of {valid} are outside the accepted set: {}",
+        report["changes"]
+    );
+    let lost = cases
+        .iter()
+        .filter(|case| case["free"]["is_right"] == true && case["constrained"]["is_right"] == false);
+    for case in lost {
+        assert!(
+            ["key_order", "escape", "white_space", "markup"].map(Value::from).contains(&case["change"]),
+            "{case}"
+        );
+    }
+    // The mask is worth something: it makes more answers right.
+    assert!(!report["won"].as_array().unwrap().is_empty(), "{}", report["total"]);
+}
+
+#[test]
+fn a_peer_with_the_same_engine_gives_the_constrained_answers() {
+    let url = &shared().url;
+    let (output, report) = bench_tools(&["--limit", "2", "--against", url]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(report["peer"], format!("{url}/v1"));
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 10);
+    for case in cases {
+        let written = |column: &str| {
+            let calls = case[column]["calls"].as_array().unwrap().iter();
+            let calls: Vec<_> = calls.map(|call| (&call["name"], &call["arguments"])).collect();
+            (case[column]["text"].as_str().unwrap(), calls)
+        };
+        assert_eq!(written("peer"), written("constrained"), "{}", case["id"]);
+        assert!(case["peer"]["ms"].as_f64().unwrap() > 0.0, "{case}");
+    }
+    assert_eq!(report["total"]["peer"], report["total"]["constrained"]);
+}
+
+#[test]
+fn any_server_with_the_routes_can_be_the_peer() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = BufReader::new(connection.unwrap());
+            read_request(&mut connection);
+            let body = "{\"choices\":[{\"message\":{\"content\":\"I have no tool for that.\"},\
+                        \"finish_reason\":\"stop\"}],\"usage\":{\"completion_tokens\":7}}";
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+            write!(connection.get_mut(), "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        }
+    });
+    let (_, report) =
+        bench_tools(&["--limit", "2", "--cases", "choice", "--cases", "refusals", "--against", &url]);
+    let peer: Vec<_> =
+        report["groups"].as_array().unwrap().iter().map(|group| group["peer"].clone()).collect();
+    assert_eq!(peer, [0, 2], "the peer never calls a tool");
+    assert_eq!(report["peer_cost"]["tokens"], 4 * 7);
+    let (output, _) = bench_tools(&["--against", "http://127.0.0.1:9"]);
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn declared_tools_are_measured_in_plain_chat() {
+    let (output, report) = bench_tools(&["--chat", "--limit", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for side in ["without", "with"] {
+        assert_eq!(report[side]["answers"], 2);
+        assert!(report[side]["mean_logprob"].as_f64().unwrap() < 0.0, "{report}");
+        assert!(report[side]["mean_tokens"].as_f64().unwrap() > 1.0, "{report}");
+    }
+    assert_eq!(
+        (report["without"]["leaks"].as_u64(), report["answers"].as_array().unwrap().len()),
+        (Some(0), 2)
+    );
+    assert_eq!(report["tools"].as_array().unwrap().len(), 5);
+}
+
 /// Reads a request with its body.
 fn read_request(connection: &mut BufReader<TcpStream>) {
     let mut body_bytes = 0;

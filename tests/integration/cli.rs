@@ -140,26 +140,6 @@ fn completions_are_printed_for_every_shell() {
 }
 
 #[test]
-fn a_new_agent_compiles_to_a_component() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_skep"))
-            .args(arguments)
-            .current_dir(folder.path())
-            .env_remove("CARGO_TARGET_DIR")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "skep {arguments:?}: {}", text(&output.stderr));
-        output
-    };
-    run(&["new", "my-agent"]);
-    run(&["build", "my-agent"]);
-    let component = folder.path().join("my-agent/target/skep/my-agent.wasm");
-    assert!(std::fs::metadata(component).unwrap().len() > 1000);
-}
-
-#[test]
 fn sigterm_lets_a_running_stream_finish() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap().to_owned();

@@ -15,7 +15,7 @@ async fn a_schema_is_met_at_any_temperature() {
         assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
         let value: Value = serde_json::from_str(content(&answer)).unwrap();
         assert!(value["city"].as_str().unwrap().chars().count() <= 16);
-        assert!((1..=7).contains(&value["days"].as_i64().unwrap()));
+        assert!((1.0..=7.0).contains(&value["days"].as_f64().unwrap()));
         assert!(["clear", "cloudy", "rain"].contains(&value["sky"].as_str().unwrap()));
         assert_eq!(value.as_object().unwrap().len(), 3);
     }
@@ -34,7 +34,8 @@ async fn a_bare_schema_and_a_json_object_are_understood() {
 async fn a_schema_that_cannot_be_compiled_is_a_400_that_says_why() {
     for (schema, names) in [
         (json!({"type": "object", "properties": {"a": {"type": "nonsense"}}}), "nonsense"),
-        (json!({"type": "string", "format": "no-such-format"}), "format"),
+        (json!({"$ref": "https://example.com/other.json"}), "https://example.com/other.json"),
+        (json!({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
         (json!({"$ref": "#/$defs/missing"}), "missing"),
     ] {
         let request = json!({"messages": [{"role": "user", "content": "x"}], "response_format":
@@ -45,6 +46,29 @@ async fn a_schema_that_cannot_be_compiled_is_a_400_that_says_why() {
         assert!(message.contains(names), "{message:?} should name {names:?}");
         assert!(answer["error"]["code"].is_string());
     }
+}
+
+#[tokio::test]
+async fn a_value_that_a_mask_cannot_enforce_is_valid_all_the_same() {
+    // The model would name the same colour twice, and is not let.
+    let schema = json!({"type": "object", "required": ["colours"], "additionalProperties": false, "vendor-note": 1,
+        "properties": {"colours": {"type": "array", "minItems": 3, "maxItems": 3, "uniqueItems": true,
+                                   "format": "palette", "items": {"enum": ["red", "green", "blue"]}}}});
+    let mut taken_back = 0;
+    for seed in 0..6 {
+        let answer = chat(json!({"messages": [{"role": "user", "content": "Say red three times, as JSON."}],
+            "max_tokens": 200, "temperature": 1.2, "seed": seed,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}))
+        .await;
+        let said: Value = serde_json::from_str(answer["choices"][0]["message"]["content"].as_str().unwrap())
+            .unwrap_or_else(|error| panic!("{error}: {answer}"));
+        let mut colours: Vec<&str> =
+            said["colours"].as_array().unwrap().iter().map(|colour| colour.as_str().unwrap()).collect();
+        colours.sort_unstable();
+        assert_eq!(colours, ["blue", "green", "red"], "{answer}");
+        taken_back += answer["usage"]["completion_tokens_details"]["taken_back_tokens"].as_u64().unwrap_or(0);
+    }
+    assert!(taken_back > 0, "none of the answers had to be taken back, so nothing was shown");
 }
 
 #[tokio::test]

@@ -26,6 +26,8 @@ mod data_folder;
 mod dev_loop;
 /// A host that is killed under load, and what its clients are told.
 mod durability;
+/// What a stranger says first, to the default model.
+mod first_words;
 /// Tools of other agents, over HTTP, and what the command line shows of tools.
 mod host_tools;
 /// What a hostile or broken guest, request or file gets.
@@ -52,6 +54,8 @@ mod rates;
 mod reference;
 /// Agents in an OCI registry.
 mod registry;
+/// The default model's answers under settings that must not change a bit.
+mod same_bits;
 /// What wakes agents, and what they tell each other, on a host that is killed.
 mod schedules;
 /// Sessions from the command line, and conversations that outgrow the model.

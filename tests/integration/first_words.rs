@@ -1,0 +1,165 @@
+//! What a stranger says first to the agents that Skep comes with, and what the default model answers.
+//!
+//! The sentences are varied as people vary them, and none of them is an example that the agents show their model.
+
+use crate::harness::{Host, example, repository, shared};
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+
+/// Dishes and how many of each.
+type Dishes = &'static [(&'static str, u64)];
+
+/// Each with the order that it asks for, and how the answer repeats it.
+const ORDERS: [(&str, Dishes, &str); 10] = [
+    ("I would like a soup", &[("soup", 1)], "a soup, 7 euros"),
+    ("two pizzas and a coffee please", &[("pizza", 2), ("coffee", 1)], "two pizzas and a coffee, 28 euros"),
+    ("Could we get three teas?", &[("tea", 3)], "three teas, 12 euros"),
+    ("I'd like to eat a salad.", &[("salad", 1)], "a salad, 9 euros"),
+    ("Can I have a coffee?", &[("coffee", 1)], "a coffee, 4 euros"),
+    (
+        "I'd like to order two pizzas and a tea.",
+        &[("pizza", 2), ("tea", 1)],
+        "two pizzas and a tea, 28 euros",
+    ),
+    ("Four coffees for our room, please!", &[("coffee", 4)], "four coffees, 16 euros"),
+    ("One pizza and one salad", &[("pizza", 1), ("salad", 1)], "a pizza and a salad, 21 euros"),
+    (
+        "We are hungry. Please bring us two soups and two salads.",
+        &[("soup", 2), ("salad", 2)],
+        "two soups and two salads, 32 euros",
+    ),
+    ("please send up a tea and a soup", &[("tea", 1), ("soup", 1)], "a tea and a soup, 11 euros"),
+];
+
+/// Words of the markup of tools, which no answer may contain.
+const MARKUP: [&str; 3] = ["tool_call", "<tool", "\"name\""];
+
+fn text(answer: &Value) -> &str {
+    let text = answer["text"].as_str().unwrap_or_else(|| panic!("no text: {answer}"));
+    assert!(!text.trim().is_empty() && MARKUP.iter().all(|markup| !text.contains(markup)), "{text}");
+    text
+}
+
+async fn deploy_concierge(host: &Host) {
+    let manifest = std::fs::read_to_string(repository().join("examples/concierge/agent.toml")).unwrap();
+    let component = tokio::task::spawn_blocking(|| example("concierge")).await.unwrap();
+    let (status, deployed) = host.deploy(&manifest, component.to_vec()).await;
+    assert_eq!(status, 201, "{deployed}");
+}
+
+async fn say(host: &Host, agent: &str, session: &str, text: &str) -> Value {
+    host.ok(&format!("/v1/agents/{agent}/sessions/{session}/messages"), json!({"text": text})).await
+}
+
+#[tokio::test]
+async fn the_concierge_orders_what_guests_ask_for_and_says_so() {
+    let host = Host::start(None);
+    deploy_concierge(&host).await;
+    let mut right = Vec::new();
+    for (index, (order, dishes, words)) in ORDERS.into_iter().enumerate() {
+        let answer = say(&host, "concierge", &format!("guest-{index}"), order).await;
+        // Whatever was ordered, the answer says it.
+        let done = answer["tool_calls"][0]["result"].as_str().unwrap_or_else(|| panic!("{order}: {answer}"));
+        assert!(text(&answer).contains(done), "{order}: {answer}");
+        let expected: Vec<Value> =
+            dishes.iter().map(|(dish, count)| json!({"dish": dish, "count": count})).collect();
+        if answer["data"]["orders"] == json!(expected) && done == words {
+            right.push(order);
+        }
+    }
+    assert!(right.len() >= 9, "only these orders were right: {right:?}");
+
+    // What the examples say is computed once for all guests, is in nobody's messages, and was called by nobody.
+    let first = say(&host, "concierge", "ada", "Could we get three teas?").await;
+    let usage = &first["usage"];
+    let [prompt, cached] = [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]]
+        .map(|count| count.as_u64().unwrap());
+    assert!(prompt > 2000 && cached * 100 > prompt * 95, "{cached} of {prompt} tokens were cached");
+    assert_eq!(first["tool_calls"].as_array().map(Vec::len), Some(1), "{first}");
+    let (_, messages) = host.get("/v1/agents/concierge/sessions/ada/messages").await;
+    assert_eq!(messages["data"].as_array().map(Vec::len), Some(5), "{messages}");
+    host.stop();
+}
+
+#[tokio::test]
+async fn the_conversation_of_the_demo_is_right_from_beginning_to_end() {
+    let host = Host::start(None);
+    deploy_concierge(&host).await;
+    let mut answers = Vec::new();
+    for message in skep_cli::commands::demo::MESSAGES {
+        answers.push(text(&say(&host, "concierge", "demo", message).await).to_owned());
+    }
+    assert!(answers[0].contains("Ada"), "{answers:?}");
+    for (answer, words) in answers[1..].iter().zip([
+        "two pizzas and a tea, 28 euros",
+        "a taxi tomorrow",
+        "two pizzas and a tea, 28 euros, and a taxi tomorrow",
+    ]) {
+        assert!(answer.contains(words), "{answer}");
+    }
+    host.stop();
+}
+
+/// What people say to the agent of `skep new`; with the number of dice and of sides, if it is about rolling.
+const SENTENCES: [(&str, Option<(usize, u64)>); 10] = [
+    ("hello", None),
+    ("Roll 5 dice with 8 sides", Some((5, 8))),
+    ("roll a d6", Some((1, 6))),
+    ("3d20", Some((3, 20))),
+    ("ROLL TWO DICE!", Some((2, 6))),
+    ("How are you today?", None),
+    ("Please roll four dice with ten sides.", Some((4, 10))),
+    ("I want to roll three six-sided dice", Some((3, 6))),
+    ("what did I roll?", Some((3, 6))),
+    ("thanks!", None),
+];
+
+#[tokio::test]
+async fn a_new_agent_rolls_what_it_is_asked_for_and_says_what_was_rolled() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: [&str; 2]| {
+        let skep = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(arguments)
+            .current_dir(folder.path())
+            .env_remove("CARGO_TARGET_DIR")
+            .stdin(Stdio::null())
+            .output();
+        let output = skep.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(["new", "my-dice"]);
+    run(["build", "my-dice"]);
+    let manifest = std::fs::read_to_string(folder.path().join("my-dice/agent.toml")).unwrap();
+    let component = std::fs::read(folder.path().join("my-dice/target/skep/my-dice.wasm")).unwrap();
+    let host = shared();
+    let (status, deployed) = host.deploy(&manifest, component).await;
+    assert_eq!(status, 201, "{deployed}");
+
+    for (sentence, dice) in SENTENCES {
+        let answer = say(host, "my-dice", "s", sentence).await;
+        let Some((count, sides)) = dice else {
+            assert_eq!(answer["tool_calls"], json!([]), "{sentence}: {answer}");
+            assert!(text(&answer).len() < 300, "{sentence}: {answer}");
+            continue;
+        };
+        let rolled =
+            answer["tool_calls"][0]["result"].as_str().unwrap_or_else(|| panic!("{sentence}: {answer}"));
+        assert!(text(&answer).contains(rolled), "{sentence}: {answer}");
+        let numbers: Vec<u64> =
+            rolled.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+        let numbers = match &numbers[..] {
+            [numbers @ .., total] if count > 1 => {
+                assert_eq!(numbers.iter().sum::<u64>(), *total, "{sentence}: {rolled}");
+                numbers
+            }
+            numbers => numbers,
+        };
+        assert_eq!(numbers.len(), count, "{sentence}: {answer}");
+        assert!(numbers.iter().all(|number| (1..=sides).contains(number)), "{sentence}: {rolled}");
+    }
+    // The dice are the host's random numbers: another session rolls others.
+    let rolls =
+        futures::future::join_all(["a", "b", "c"].map(|session| say(host, "my-dice", session, "20 dice")))
+            .await;
+    assert!(rolls.iter().any(|roll| roll["text"] != rolls[0]["text"]), "{rolls:?}");
+}
