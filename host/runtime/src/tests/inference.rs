@@ -96,10 +96,10 @@ async fn a_turns_tokens_are_bounded() {
     assert!((1..=3).contains(&outcome.usage.completion_tokens), "{outcome:?}");
 }
 
-/// Generates a text of this form, at most eight tokens and up to `stop`, and replies with `T` for the error `truncated`,
+/// Generates the likeliest text of this form, at most eight tokens and up to `stop`, and replies with `T` for the error `truncated`,
 /// with `E` for any other error and with `O` for half an answer.
 ///
-/// Beside what `chatter` writes: `stop` at 80, `output` at 108 of the options.
+/// Beside what `chatter` writes: `temperature` at 0, `stop` at 80, `output` at 108 of the options.
 fn former(schema: &str, stop: Option<&str>) -> Guest {
     let chatter = chatter();
     let (stop, stops) = (stop.unwrap_or_default(), i32::from(stop.is_some()));
@@ -113,6 +113,7 @@ fn former(schema: &str, stop: Option<&str>) -> Guest {
     let (begin, _) = chatter.on_message.split_once("(call $generate").expect("it generates");
     let on_message = format!(
         r#"{begin}
+            (i32.store8 offset=8 (i32.const 1024) (i32.const 1))
             (i32.store (i32.const 5400) (i32.const 5120))
             (i32.store (i32.const 5404) (i32.const {}))
             (i32.store offset=88 (i32.const 1024) (i32.const 5400))
