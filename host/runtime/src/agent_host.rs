@@ -11,10 +11,12 @@ mod schedules;
 mod secrets;
 mod services;
 mod sessions;
+mod standing;
 mod turns;
 mod webhooks;
 
 pub(crate) use services::{Active, InstancePlace, Services};
+pub(crate) use turns::OWN_KEY;
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,

@@ -36,6 +36,10 @@ pub enum RuntimeError {
     KeyNotFound { id: String },
     #[error("the API key cannot be made: {message}")]
     InvalidKey { message: String },
+    #[error(
+        "the database has written nothing for {waited_s} s; its disk is slow, or something holds its file"
+    )]
+    StoreStalled { waited_s: u64 },
     #[error("the API key is not accepted: {reason}")]
     KeyRefused { reason: &'static str },
     /// What others than its caller are told of a turn that failed.
@@ -178,6 +182,7 @@ impl RuntimeError {
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::Cancelled => "cancelled",
             Self::Trap { .. } => "agent_trapped",
+            Self::StoreStalled { .. } => "store_stalled",
             Self::ShuttingDown => "shutting_down",
             Self::Store(_) => "store_failed",
             Self::Internal { .. } => "internal",

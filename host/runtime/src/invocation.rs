@@ -21,7 +21,7 @@ pub struct Invocation {
     /// The turn ends by then, or earlier if its `turn_ms` says so.
     pub deadline: Option<Instant>,
     /// The same key in the same session is the same turn: who comes later follows it, or gets its outcome. 1 to 128
-    /// bytes.
+    /// bytes without control characters.
     pub idempotency_key: Option<String>,
     /// The turn is durable as soon as [`crate::AgentHost::invoke`] has answered, and goes on without its caller. So does
     /// one with an idempotency key. Any other is cancelled when its handle is dropped.

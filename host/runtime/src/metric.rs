@@ -17,12 +17,17 @@ pub(crate) const FETCH_TIME: &str = "skep_fetch_seconds";
 pub(crate) const ARTIFACT_LOADS: &str = "skep_artifact_loads_total";
 pub(crate) const DELIVERIES: &str = "skep_deliveries_total";
 pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
+pub(crate) const COMMIT_TIME: &str = skep_store::COMMIT_TIME;
 pub(crate) const EVENTS: &str = "skep_events_total";
 
 /// From an idle host to a queue of a day.
 const BATCH_SECONDS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0, 86_400.0];
 
-/// All metrics of this crate.
+/// From a commit in memory to a disk that has a bad day.
+const COMMIT_SECONDS: &[f64] =
+    &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0];
+
+/// All metrics of this crate, and of the store.
 pub const METRICS: &[MetricSpec] = &[
     MetricSpec {
         name: TURNS,
@@ -103,6 +108,12 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "From the time at which a schedule was due until its turn was asked for",
+    },
+    MetricSpec {
+        name: COMMIT_TIME,
+        kind: MetricKind::Histogram(COMMIT_SECONDS),
+        unit: Unit::Seconds,
+        help: "Transactions in which turns are written, from their begin to their commit",
     },
     MetricSpec {
         name: EVENTS,

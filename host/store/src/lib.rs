@@ -31,6 +31,7 @@ mod schema;
 mod secrets;
 mod sessions;
 mod sqlite;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod token_use;
@@ -60,6 +61,7 @@ pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use sqlite::{Durability, Store};
+pub use standing::{COMMIT_TIME, DiskUse, OpenWork};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
 pub use webhooks::WebhookRow;

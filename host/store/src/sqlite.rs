@@ -7,7 +7,10 @@ use sqlx::{
     SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// How long a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -26,6 +29,8 @@ pub struct Store {
     pub(crate) readers: SqlitePool,
     /// What turns write goes through here, many in one transaction.
     pub(crate) group: Writer,
+    /// `None` of a database in memory.
+    pub(crate) path: Option<PathBuf>,
 }
 
 impl Store {
@@ -37,7 +42,8 @@ impl Store {
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
         migrate(&writer).await.map_err(|error| error.of_file(path))?;
         let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
-        Ok(Store { group: Writer::start(writer.clone()), writer, readers })
+        let path = Some(path.to_owned());
+        Ok(Store { group: Writer::start(writer.clone()), writer, readers, path })
     }
 
     /// A database that lives as long as the handle.
@@ -48,7 +54,7 @@ impl Store {
         let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
         let writer = single.connect_with(options).await.map_err(failed)?;
         migrate(&writer).await?;
-        Ok(Store { group: Writer::start(writer.clone()), readers: writer.clone(), writer })
+        Ok(Store { group: Writer::start(writer.clone()), readers: writer.clone(), writer, path: None })
     }
 
     /// Waits for the queries under way and closes the file.

@@ -5,11 +5,11 @@
 //! its transaction is. A write that is refused (a turn that is not the next one) takes no other with it.
 
 use crate::{
-    Acceptance, NewTurn, Record, StoreError, TokenUse, TurnCommit, TurnFailure, TurnKey, journal, sessions,
-    token_use, turns,
+    Acceptance, COMMIT_TIME, NewTurn, Record, StoreError, TokenUse, TurnCommit, TurnFailure, TurnKey,
+    journal, sessions, standing, token_use, turns,
 };
 use sqlx::{SqliteConnection, SqlitePool};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Writes of one transaction. More would only make the first of them wait.
@@ -20,11 +20,20 @@ const QUEUE: usize = 1_024;
 /// All that the task can be asked to write.
 pub(crate) enum Write {
     Accept(Arc<NewTurn>),
-    Start { turn: TurnKey, number: u64, digest: String },
-    Append { turn: TurnKey, records: Arc<Vec<Record>> },
+    Start {
+        turn: TurnKey,
+        number: u64,
+        digest: String,
+    },
+    Append {
+        turn: TurnKey,
+        records: Arc<Vec<Record>>,
+    },
     Commit(Arc<TurnCommit>),
     Fail(Arc<TurnFailure>),
     CountTokens(TokenUse),
+    /// Nothing but to find out whether it can be written.
+    Check,
 }
 
 /// What a write came to.
@@ -89,6 +98,7 @@ async fn write_all(
     group: &[Request],
 ) -> Result<Vec<Result<Written, StoreError>>, StoreError> {
     let failed = || StoreError::while_it("committed a group of writes");
+    let began = Instant::now();
     let mut transaction = pool.begin().await.map_err(failed())?;
     let mut results = Vec::with_capacity(group.len());
     for request in group {
@@ -98,6 +108,7 @@ async fn write_all(
         }
     }
     transaction.commit().await.map_err(failed())?;
+    metrics::histogram!(COMMIT_TIME).record(began.elapsed().as_secs_f64());
     Ok(results)
 }
 
@@ -109,6 +120,7 @@ async fn apply(connection: &mut SqliteConnection, write: &Write) -> Result<Writt
         Write::Commit(commit) => sessions::commit(connection, commit).await?,
         Write::Fail(failure) => turns::fail(connection, failure).await?,
         Write::CountTokens(used) => token_use::add(connection, used).await?,
+        Write::Check => standing::check(connection).await?,
     }
     Ok(Written::Done)
 }

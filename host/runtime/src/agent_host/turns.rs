@@ -15,6 +15,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// What the host's own idempotency keys begin with.
+pub(crate) const OWN_KEY: char = '\u{1}';
 /// What a caller is told to wait whose turn waits for its agent.
 const RETRY_AFTER_MS: u32 = 1_000;
 
@@ -24,7 +26,18 @@ impl AgentHost {
     /// A turn that is detached or has an idempotency key is durable when this returns, and goes on if the handle is
     /// dropped; any other is durable when it starts, and is cancelled with its handle, which ends with an error when the turn
     /// in front waits for a person.
+    ///
+    /// Idempotency keys that begin with [`OWN_KEY`] are the host's own; nobody else can make one.
     pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
+        if invocation.idempotency_key.as_ref().is_some_and(|key| key.chars().any(char::is_control)) {
+            let message = "an idempotency key has no control characters".to_owned();
+            return Err(RuntimeError::InvalidMessage { message });
+        }
+        self.invoke_as_host(invocation).await
+    }
+
+    /// The same for what the host does by itself, with keys of its own.
+    pub(crate) async fn invoke_as_host(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         let services = &self.inner.services;
         services.admit()?;
         AgentName::new(&invocation.agent)?;

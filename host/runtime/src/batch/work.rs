@@ -1,7 +1,7 @@
 //! What an item does when its time has come, and what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
-use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in};
+use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in, agent_host::OWN_KEY};
 use skep_engine::{
     Affinity, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
@@ -55,7 +55,7 @@ pub(super) async fn run(
         BatchRequest::Turn { text, data } => {
             let invocation = Invocation { text, data, ..invocation(item) };
             // A turn with this key that began in an earlier life is found again, and not begun twice.
-            let run = host.invoke(invocation).await?;
+            let run = host.invoke_as_host(invocation).await?;
             let _ = begun.send(());
             let Outcome { text, data, usage, .. } = run.outcome().await?;
             let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
@@ -90,7 +90,7 @@ fn invocation(item: &TakenItem) -> Invocation {
         origin: Origin::Direct,
         priority: Priority::Background,
         deadline: None,
-        idempotency_key: Some(name),
+        idempotency_key: Some(format!("{OWN_KEY}{name}")),
         detached: true,
     }
 }

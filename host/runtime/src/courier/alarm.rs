@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     AlarmOrigin, Invocation, Origin,
-    agent_host::{Services, WeakHost},
+    agent_host::{OWN_KEY, Services, WeakHost},
     schedule::ScheduleTiming,
 };
 use skep_engine::Priority;
@@ -88,7 +88,7 @@ impl Alarm {
             priority: Priority::Interactive,
             deadline: None,
             // No client can send a key with a control character.
-            idempotency_key: Some(format!("\u{1}alarm {} {}", schedule.id, schedule.due_ms)),
+            idempotency_key: Some(format!("{OWN_KEY}alarm {} {}", schedule.id, schedule.due_ms)),
             detached: true,
         })
     }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     EventOrigin, Invocation, Origin, RuntimeError,
-    agent_host::{Services, WeakHost},
+    agent_host::{OWN_KEY, Services, WeakHost},
 };
 use skep_engine::Priority;
 use skep_store::{Delivery, StoreError, Target};
@@ -56,7 +56,7 @@ impl SessionDelivery {
             priority: Priority::Interactive,
             deadline: None,
             // No client can send a key with a control character.
-            idempotency_key: Some(format!("\u{1}event {}", key.0)),
+            idempotency_key: Some(format!("{OWN_KEY}event {}", key.0)),
             detached: true,
         })
     }

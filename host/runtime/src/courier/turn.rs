@@ -24,7 +24,7 @@ pub(super) enum Verdict {
 
 pub(super) async fn take(host: &WeakHost, invocation: Invocation) -> Verdict {
     let Some(host) = host.upgrade() else { return Verdict::HostEnds };
-    let taken = host.invoke(invocation).await;
+    let taken = host.invoke_as_host(invocation).await;
     let is_open = || host.services().admit().is_ok();
     let result = match taken {
         Ok(run) => run.outcome().await,

@@ -8,7 +8,7 @@
 use crate::{
     Invocation, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
     access::{plain_session, session_beside},
-    agent_host::Services,
+    agent_host::{OWN_KEY, Services},
     bindings::tools::ToolError,
     capability::Turn,
     component::Deployed,
@@ -121,10 +121,10 @@ pub(super) async fn call(
         }),
         priority: turn.priority,
         deadline: Some(turn.deadline),
-        idempotency_key: Some(format!("tool:{}:{}:{attempt}", turn.tools.turn_id, call.number())),
+        idempotency_key: Some(format!("{OWN_KEY}tool {} {} {attempt}", turn.tools.turn_id, call.number())),
         detached: true,
     };
-    let invoked = host.invoke(invocation).await;
+    let invoked = host.invoke_as_host(invocation).await;
     // The host ends when its last handle goes; a turn that waits must not keep it.
     drop(host);
     let ended = match invoked {

@@ -4,7 +4,7 @@ use super::{
     fixture::{Host, invocation},
     guest::{Guest, counter, echo, spinner},
 };
-use crate::{LogFilter, RunHandle, RuntimeOptions};
+use crate::{Invocation, LogFilter, RunHandle, RuntimeOptions};
 use std::time::Duration;
 
 /// Enough CPU that a test ends it and not the limit.
@@ -66,8 +66,10 @@ async fn a_repeated_key_gives_the_same_outcome_and_runs_once() {
         assert_eq!((outcome.text.as_str(), outcome.turn), ("x", 1));
     }
     assert_eq!(host.answer("count", "s", "go").await, "xx");
-    keyed.idempotency_key = Some(String::new());
-    assert_eq!(host.agents.invoke(keyed).await.expect_err("an empty key").code(), "invalid_message");
+    for key in ["", "\u{1}event 1", "\u{1}alarm s 7", "a\nb", "a\u{85}b"] {
+        let keyed = Invocation { idempotency_key: Some(key.to_owned()), ..keyed.clone() };
+        assert_eq!(host.agents.invoke(keyed).await.expect_err("no client's key").code(), "invalid_message");
+    }
 }
 
 #[tokio::test]
