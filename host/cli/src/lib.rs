@@ -18,6 +18,7 @@ pub mod embedded;
 pub mod failure;
 pub mod guest_build;
 pub mod logging;
+mod open_files;
 pub mod places;
 pub mod progress;
 pub mod registry;

@@ -6,16 +6,22 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod access_log;
 mod body;
+mod client_address;
 mod error;
 mod headers;
 mod mcp;
 mod metered;
 mod metrics;
 mod openai;
+mod process_figures;
 mod rates;
 mod routes;
+mod server;
+mod spent;
 mod sse;
+mod store_figures;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -26,16 +32,10 @@ use axum::{
     extract::DefaultBodyLimit,
     middleware,
     routing::{delete, get, post, put},
-    serve::ListenerExt,
 };
+use ipnet::IpNet;
 use skep_runtime::AgentHost;
-use std::{
-    collections::BTreeMap,
-    future::{Future, IntoFuture},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -43,6 +43,7 @@ pub use access::AccessOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
+pub use server::ConnectionOptions;
 pub use trace::RemoteParent;
 
 /// Bounds of the gateway.
@@ -56,6 +57,9 @@ pub struct GatewayOptions {
     /// Web pages that may use this host, such as `https://app.example.com`. Any other request that a page makes is refused,
     /// because a page can make a browser talk to a host that only the browser reaches. Programs send no `Origin`.
     pub origins: Vec<String>,
+    pub connections: ConnectionOptions,
+    /// Proxies whose `X-Forwarded-For` says where a request comes from, for limits by address and for logs.
+    pub trusted_proxies: Vec<IpNet>,
     /// Engines tell it what tenants get, if it is their meter.
     pub rates: Arc<RateLimiter>,
     /// How long running requests may go on once the server is to stop.
@@ -74,6 +78,8 @@ impl Default for GatewayOptions {
             max_component_bytes: 64 << 20,
             access: AccessOptions::default(),
             origins: Vec::new(),
+            connections: ConnectionOptions::default(),
+            trusted_proxies: Vec::new(),
             rates: Arc::default(),
             drain: Duration::from_secs(30),
             model_names: BTreeMap::new(),
@@ -91,12 +97,14 @@ struct Gateway {
     /// Streams without an end of their own end when it does.
     draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
+    store_check: Arc<routes::health::StoreCheck>,
 }
 
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
         let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
-        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp }
+        let (draining, store_check) = (Arc::default(), Arc::default());
+        Gateway { host, options: Arc::new(options), draining, mcp, store_check }
     }
 }
 
@@ -113,35 +121,29 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let drain = options.drain;
+    let (connections, trusted_proxies) = (options.connections.clone(), options.trusted_proxies.clone());
     let mut beside = tokio::task::JoinSet::new();
     beside.spawn(metrics::upkeep());
     let gateway = Gateway::new(host.clone(), options);
     let (draining, mcp) = (gateway.draining.clone(), gateway.mcp.clone());
-    let (drain_began, began) = tokio::sync::oneshot::channel::<()>();
-    // Events are small and must not wait for the client's acknowledgement of the last one.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps its delay");
-        }
-    });
+    let mut began = draining.subscribe();
+    let router = routes_of(gateway);
     let mut server =
-        axum::serve(listener, routes_of(gateway).into_make_service_with_connect_info::<SocketAddr>())
-            .with_graceful_shutdown(async move {
-                shutdown.await;
-                draining.send_replace(true);
-                mcp.close();
-                let _ = drain_began.send(());
-            })
-            .into_future();
+        pin!(server::serve(listener, router, connections, trusted_proxies, draining.subscribe()));
+    beside.spawn(async move {
+        shutdown.await;
+        draining.send_replace(true);
+        mcp.close();
+    });
     let overtime = async {
-        // A sender that was dropped means that the server ended by itself.
-        if began.await.is_err() {
+        // The sender is gone only when nothing is served any more.
+        if began.wait_for(|draining| *draining).await.is_err() {
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(drain).await;
     };
     tokio::select! {
-        served = &mut server => return served,
+        () = &mut server => return Ok(()),
         () = overtime => {}
     }
     tracing::warn!(
@@ -153,7 +155,8 @@ pub async fn serve(
         engine.drain(Duration::ZERO).await;
     }
     // What was cut off ends with an error, which needs a moment to be sent.
-    tokio::time::timeout(LAST_WORDS, server).await.unwrap_or(Ok(()))
+    let _ = tokio::time::timeout(LAST_WORDS, server).await;
+    Ok(())
 }
 
 /// How long errors may take to reach clients whose requests were cut off.

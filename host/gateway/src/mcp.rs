@@ -12,11 +12,11 @@ mod durable;
 mod server;
 mod sessions;
 
-use crate::{ApiError, Gateway, body};
+use crate::{ApiError, Gateway, access::Caller, body};
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::{Method, StatusCode, header},
+    http::{HeaderMap, HeaderName, Method, StatusCode, header},
     response::Response,
 };
 use futures::StreamExt;
@@ -56,6 +56,7 @@ impl Default for McpOptions {
 /// The service behind the route. Dropping it ends every session.
 pub(crate) struct Mcp {
     service: StreamableHttpService<AgentServer, BoundedSessions>,
+    sessions: Arc<BoundedSessions>,
     closing: watch::Sender<bool>,
 }
 
@@ -71,10 +72,11 @@ impl Mcp {
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_max_request_body_bytes(max_body_bytes);
-        let sessions = BoundedSessions::new(options.max_sessions, options.session_idle);
+        let sessions = Arc::new(BoundedSessions::new(options.max_sessions, options.session_idle));
         let (ending, approval_wait) = (closing.subscribe(), options.approval_wait);
         let server = move || Ok(AgentServer::new(host.clone(), ending.clone(), approval_wait));
-        Mcp { service: StreamableHttpService::new(server, Arc::new(sessions), config), closing }
+        let service = StreamableHttpService::new(server, sessions.clone(), config);
+        Mcp { service, sessions, closing }
     }
 
     /// Ends the streams that only wait for news, so that nobody waits for them.
@@ -90,7 +92,18 @@ impl Drop for Mcp {
     }
 }
 
-pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
+const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+
+/// A session is its caller's own: to anyone else it is not there.
+pub(crate) async fn serve(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let named = session_id(request.headers())?;
+    if named.as_ref().is_some_and(|id| !gateway.mcp.sessions.is_of(id, &caller.requester())) {
+        return Err(session_not_found());
+    }
     let is_stream_of_news = request.method() == Method::GET;
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(RequestSpan(Span::current()));
@@ -103,11 +116,14 @@ pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> R
         Request::from_parts(parts, Body::empty())
     };
     let response = gateway.mcp.service.handle(request).await.map(Body::new);
+    if named.is_none()
+        && let Some(begun) = session_id(response.headers())?
+    {
+        gateway.mcp.sessions.belongs_to(&begun, caller.requester());
+    }
     // An error of the protocol is JSON, and has a code of its own.
     if response.status() == StatusCode::NOT_FOUND && !is_json(&response) {
-        let message = "there is no MCP session of this id: it was unused for too long, made room for others, or is of another \
-                       start of this host; send `initialize` to begin one";
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message));
+        return Err(session_not_found());
     }
     if !is_stream_of_news || !response.status().is_success() {
         return Ok(response);
@@ -118,6 +134,22 @@ pub(crate) async fn serve(State(gateway): State<Gateway>, request: Request) -> R
         let _ = closing.wait_for(|closing| *closing).await;
     };
     Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
+}
+
+fn session_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let mut named = headers.get_all(SESSION_ID).iter();
+    let id = named.next().map(|id| id.to_str().map(str::to_owned));
+    match (id, named.next()) {
+        (None, _) => Ok(None),
+        (Some(Ok(id)), None) => Ok(Some(id)),
+        _ => Err(session_not_found()),
+    }
+}
+
+fn session_not_found() -> ApiError {
+    let message = "there is no MCP session of this id: it was unused for too long, made room for others, is another \
+                   caller's, or is of another start of this host; send `initialize` to begin one";
+    ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
 }
 
 fn is_json(response: &Response) -> bool {

@@ -1,5 +1,6 @@
 //! Generations that clients ask of a model itself: what they produce counts for the client's tenant, however they end.
 
+use crate::spent::Spent;
 use futures::{Stream, StreamExt};
 use skep_engine::{
     EngineError, TokenEvent, TokenStream,
@@ -15,11 +16,12 @@ use std::{
 pub(crate) struct Metered<S> {
     stream: S,
     tokens: TenantTokens,
+    spent: Spent,
 }
 
 impl<S> Metered<S> {
-    pub(crate) fn new(stream: S, tokens: TenantTokens) -> Self {
-        Metered { stream, tokens }
+    pub(crate) fn new(stream: S, tokens: TenantTokens, spent: Spent) -> Self {
+        Metered { stream, tokens, spent }
     }
 }
 
@@ -42,6 +44,9 @@ impl Stream for Metered<ChatStream> {
         let event = self.stream.poll_next_unpin(cx);
         let spent = self.stream.spent_tokens();
         self.tokens.produced(spent);
+        if let Poll::Ready(Some(Ok(ChatEvent::Finished(outcome)))) = &event {
+            self.spent.add(&outcome.usage);
+        }
         event
     }
 }
@@ -53,6 +58,9 @@ impl Stream for Metered<TokenStream> {
         let event = self.stream.poll_next_unpin(cx);
         let spent = self.stream.spent_tokens();
         self.tokens.produced(spent);
+        if let Poll::Ready(Some(Ok(TokenEvent::Finished(finished)))) = &event {
+            self.spent.add(&finished.usage);
+        }
         event
     }
 }

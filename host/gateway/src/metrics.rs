@@ -11,11 +11,99 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 pub(crate) const REQUESTS: &str = "skep_http_requests_total";
 pub(crate) const ANSWER_TIME: &str = "skep_http_answer_seconds";
+pub(crate) const CONNECTIONS: &str = "skep_http_connections";
+pub(crate) const CONNECTIONS_REFUSED: &str = "skep_http_connections_refused_total";
+pub(crate) const CONNECTIONS_ENDED: &str = "skep_http_connections_ended_total";
 pub(crate) const MCP_SESSIONS: &str = "skep_mcp_sessions";
 pub(crate) const MCP_CALLS: &str = "skep_mcp_calls_total";
 pub(crate) const RATE_LIMITED: &str = "skep_rate_limited_total";
 
+pub(crate) const BUILD: &str = "skep_build_info";
+pub(crate) const RESIDENT: &str = "process_resident_memory_bytes";
+pub(crate) const CPU_TIME: &str = "process_cpu_seconds_total";
+pub(crate) const OPEN_FILES: &str = "process_open_fds";
+pub(crate) const MAX_FILES: &str = "process_max_fds";
+pub(crate) const STARTED: &str = "process_start_time_seconds";
+pub(crate) const DATABASE_BYTES: &str = "skep_store_database_bytes";
+pub(crate) const WAL_BYTES: &str = "skep_store_wal_bytes";
+pub(crate) const FREE_BYTES: &str = "skep_store_free_disk_bytes";
+pub(crate) const OPEN_TURNS: &str = "skep_open_turns";
+pub(crate) const WAITING_APPROVALS: &str = "skep_waiting_approvals";
+pub(crate) const DEAD_LETTERS: &str = "skep_dead_letters";
+
 const METRICS: &[MetricSpec] = &[
+    MetricSpec {
+        name: BUILD,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "1, with the version of this host",
+    },
+    MetricSpec {
+        name: RESIDENT,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Memory of the process that is in RAM",
+    },
+    MetricSpec {
+        name: CPU_TIME,
+        kind: MetricKind::Counter,
+        unit: Unit::Seconds,
+        help: "CPU time of the process, in whole seconds",
+    },
+    MetricSpec {
+        name: OPEN_FILES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Files and sockets that the process has open",
+    },
+    MetricSpec {
+        name: MAX_FILES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Files and sockets that the process may have open",
+    },
+    MetricSpec {
+        name: STARTED,
+        kind: MetricKind::Gauge,
+        unit: Unit::Seconds,
+        help: "When the process started, in seconds since 1970",
+    },
+    MetricSpec {
+        name: DATABASE_BYTES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "The database's file",
+    },
+    MetricSpec {
+        name: WAL_BYTES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Commits that are not in the database's file yet",
+    },
+    MetricSpec {
+        name: FREE_BYTES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Free space of the disk with the database",
+    },
+    MetricSpec {
+        name: OPEN_TURNS,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Turns that wait or run",
+    },
+    MetricSpec {
+        name: WAITING_APPROVALS,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Calls that wait for a person's word",
+    },
+    MetricSpec {
+        name: DEAD_LETTERS,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Deliveries that failed for good",
+    },
     MetricSpec {
         name: REQUESTS,
         kind: MetricKind::Counter,
@@ -27,6 +115,24 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "From a request's head to its answer's head; a stream goes on after it",
+    },
+    MetricSpec {
+        name: CONNECTIONS,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Connections of clients that are open",
+    },
+    MetricSpec {
+        name: CONNECTIONS_REFUSED,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Connections that were refused, by the bound: all, address, or files of the process",
+    },
+    MetricSpec {
+        name: CONNECTIONS_ENDED,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Connections that the host ended, by reason: slow_head, idle or slow_reader",
     },
     MetricSpec {
         name: MCP_SESSIONS,
@@ -119,6 +225,30 @@ mod tests {
             })
             .collect();
         assert_eq!(documented, known);
+    }
+
+    #[test]
+    fn alerts_are_about_metrics_that_there_are() {
+        let expressions: Vec<&str> = include_str!("../alerts.yml")
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("expr: "))
+            .collect();
+        assert!(expressions.len() > 10, "the file was read");
+        for expression in expressions {
+            let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let named: Vec<&str> =
+                words.filter(|word| word.starts_with("skep_") || word.starts_with("process_")).collect();
+            assert!(!named.is_empty(), "{expression}");
+            for name in named {
+                let known = all().any(|metric| match metric.kind {
+                    MetricKind::Histogram(_) => ["bucket", "sum", "count"]
+                        .iter()
+                        .any(|part| name == format!("{}_{part}", metric.name)),
+                    MetricKind::Counter | MetricKind::Gauge => name == metric.name,
+                });
+                assert!(known, "{name} is not a metric: {expression}");
+            }
+        }
     }
 
     #[test]

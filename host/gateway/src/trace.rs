@@ -1,9 +1,12 @@
-//! One span and one line for each request, and its id on the answer.
+//! One span and one line of the access log for each request, and its id on the answer.
 //!
-//! The span lasts as long as the answer's body does: until its last byte, or until the client goes away.
+//! Both last as long as the answer's body does: until its last byte, or until the client goes away.
 
 use crate::{
     Gateway,
+    access::requester,
+    access_log::AccessLine,
+    client_address::ClientAddress,
     metrics::{ANSWER_TIME, REQUESTS},
 };
 use axum::{
@@ -73,6 +76,18 @@ pub(crate) async fn request(State(gateway): State<Gateway>, request: Request, ne
         adopt(request.headers(), &span);
     }
     let began = Instant::now();
+    let (requester, spent) = requester(request.extensions());
+    let mut line = AccessLine {
+        request_id: id.to_str().unwrap_or("?").to_owned(),
+        requester,
+        client: request.extensions().get::<ClientAddress>().map(|client| client.0),
+        method,
+        route: route.clone(),
+        began,
+        status: None,
+        is_whole: false,
+        spent,
+    };
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status();
     span.record("http.response.status_code", i64::from(status.as_u16()));
@@ -80,19 +95,14 @@ pub(crate) async fn request(State(gateway): State<Gateway>, request: Request, ne
         span.record("error.type", status.as_str());
         span.record("otel.status_code", "ERROR");
     }
-    span.in_scope(|| {
-        tracing::debug!(
-            status = status.as_u16(),
-            elapsed_us = began.elapsed().as_micros() as u64,
-            "answered"
-        );
-    });
+    line.status = Some(status);
     let labels =
         [("route", route.unwrap_or_else(|| "(other)".to_owned())), ("status", status.as_u16().to_string())];
     metrics::counter!(REQUESTS, &labels).increment(1);
     metrics::histogram!(ANSWER_TIME, &labels).record(began.elapsed().as_secs_f64());
     response.headers_mut().insert(REQUEST_ID, id);
-    response.map(|body| Body::new(SpannedBody { body: Some(body), span }))
+    line.is_whole = response.body().is_end_stream();
+    response.map(|body| Body::new(SpannedBody { body: Some(body), span, line }))
 }
 
 /// An answer's body, which runs inside of the request's span.
@@ -100,6 +110,7 @@ struct SpannedBody {
     /// `None` only while dropping, so that what the body owns ends inside of the span too.
     body: Option<Body>,
     span: Span,
+    line: AccessLine,
 }
 
 impl HttpBody for SpannedBody {
@@ -110,9 +121,13 @@ impl HttpBody for SpannedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let Self { body, span } = &mut *self;
+        let Self { body, span, line } = &mut *self;
         let _inside = span.enter();
-        body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(context))
+        let Some(body) = body else { return Poll::Ready(None) };
+        let frame = Pin::new(&mut *body).poll_frame(context);
+        // A body that says that it has ended is not asked again.
+        line.is_whole = matches!(frame, Poll::Ready(None)) || body.is_end_stream();
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

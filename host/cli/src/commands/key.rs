@@ -26,8 +26,8 @@ pub enum Command {
 /// Make an API key and print it, once
 ///
 /// A key speaks for one tenant: its sessions are its own. Agents and models are the host's, for all of them. The roles: read
-/// sees lists, sessions, logs and figures; invoke sends messages and generates too; admin is the operator's, does
-/// everything for all tenants, and is only for keys of `local`. The first key of a host is made in its data folder, with --data.
+/// sees lists, sessions and logs; invoke sends messages and generates too; admin is the operator's, does
+/// everything for all tenants, and is only for keys of `local`; so is metrics, which reads /metrics and nothing else. The first key of a host is made in its data folder, with --data.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,7 +39,7 @@ pub struct CreateArgs {
     /// Whose key it is; `local` has the sessions of a host that asks for no keys
     #[arg(long, default_value = "local")]
     tenant: String,
-    /// read or invoke; or admin, for the tenant `local`
+    /// read or invoke; or admin or metrics, for the tenant `local`
     #[arg(long)]
     role: String,
     /// Only for these agents [default: all of them, and the models]

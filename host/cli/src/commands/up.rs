@@ -15,6 +15,7 @@ use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
 use crate::config::{self, AuthFlag, Config, SpeculationConfig};
+use crate::open_files;
 use crate::places;
 use crate::progress::Terminal;
 use crate::server::{self, DataDir, RunningServer, ServerOptions};
@@ -92,6 +93,7 @@ impl Args {
 
 pub async fn run(args: Args, config: Config) -> Result<()> {
     let options = options(&args, &config)?;
+    open_files::raise_limit(options.gateway.connections.max);
     let data = options.data.clone();
     let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals count from here on, so that one during a long build is not lost.

@@ -1,9 +1,11 @@
-//! `[http]`: bounds of the server, and the web pages that may use it.
+//! `[http]`: bounds of the server, the proxies that it believes, and the web pages that may use it.
 
 use super::{PIECE_BYTES, number};
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use ipnet::IpNet;
 use serde::Deserialize;
 use skep_gateway::GatewayOptions;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// The section as it is written.
@@ -15,6 +17,23 @@ pub struct HttpConfig {
     /// How long running requests may go on after a signal to stop.
     #[serde(deserialize_with = "number::<0, 86_400, _, _>")]
     pub drain_s: Option<u64>,
+    /// From the opening of a connection, or the first byte of a further request, to the end of the request's head.
+    #[serde(deserialize_with = "number::<1, 3_600, _, _>")]
+    pub header_timeout_s: Option<u64>,
+    /// How long a connection may stay open between requests.
+    #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
+    pub idle_timeout_s: Option<u64>,
+    /// How long a client may read next to nothing while an answer waits to be sent.
+    #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
+    pub send_timeout_s: Option<u64>,
+    /// Connections at the same time.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
+    pub max_connections: Option<usize>,
+    /// The same of one client address.
+    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
+    pub max_connections_per_address: Option<usize>,
+    /// Addresses and networks of proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Option<Vec<String>>,
     /// Web pages that may use the host, such as `https://app.example.com`.
     pub origins: Option<Vec<String>>,
 }
@@ -25,12 +44,32 @@ impl HttpConfig {
             check_origin(origin)?;
         }
         options.max_body_bytes = self.max_body_bytes.unwrap_or(options.max_body_bytes);
+        let connections = &mut options.connections;
+        connections.header_timeout =
+            self.header_timeout_s.map_or(connections.header_timeout, Duration::from_secs);
+        connections.idle_timeout = self.idle_timeout_s.map_or(connections.idle_timeout, Duration::from_secs);
+        connections.send_timeout = self.send_timeout_s.map_or(connections.send_timeout, Duration::from_secs);
+        connections.max = self.max_connections.unwrap_or(connections.max);
+        connections.max_per_address = self.max_connections_per_address.unwrap_or(connections.max_per_address);
+        if let Some(proxies) = &self.trusted_proxies {
+            options.trusted_proxies = proxies.iter().map(|proxy| network(proxy)).collect::<Result<_>>()?;
+        }
         options.drain = self.drain_s.map_or(options.drain, Duration::from_secs);
         if let Some(origins) = &self.origins {
             options.origins.clone_from(origins);
         }
         Ok(())
     }
+}
+
+/// An address is a network of one.
+fn network(text: &str) -> Result<IpNet> {
+    let parsed = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+    parsed.with_context(|| {
+        format!(
+            "[http] trusted_proxies: {text:?} is not an IP address or network; write it as \"10.0.0.7\" or \"10.0.0.0/8\""
+        )
+    })
 }
 
 /// That a browser could send it as its `Origin`: a scheme, a host and perhaps a port, or `*` for any.
@@ -63,6 +102,33 @@ mod tests {
         }
         for origin in ["https://app.example", "http://localhost:3000", "http://localhost:*"] {
             assert_eq!(apply(origin).expect("an origin"), [origin]);
+        }
+    }
+
+    #[test]
+    fn bounds_of_connections_are_those_of_the_file() {
+        let config: HttpConfig = skep_runtime::parse_toml(
+            "header_timeout_s = 1\nidle_timeout_s = 2\nsend_timeout_s = 3\nmax_connections = 4\n\
+             max_connections_per_address = 5\ntrusted_proxies = [\"10.0.0.7\", \"fd00::/8\"]\n",
+        )
+        .expect("valid");
+        let mut options = GatewayOptions::default();
+        config.apply(&mut options).expect("valid");
+        let connections = &options.connections;
+        let times = [connections.header_timeout, connections.idle_timeout, connections.send_timeout];
+        assert_eq!(times.map(|time| time.as_secs()), [1, 2, 3]);
+        assert_eq!((connections.max, connections.max_per_address), (4, 5));
+        let proxies: Vec<String> = options.trusted_proxies.iter().map(IpNet::to_string).collect();
+        assert_eq!(proxies, ["10.0.0.7/32", "fd00::/8"]);
+    }
+
+    #[test]
+    fn a_proxy_that_is_no_address_is_an_error() {
+        for proxy in ["proxy.example", "10.0.0.0/33", "", "10.0.0.7:80"] {
+            let config =
+                HttpConfig { trusted_proxies: Some(vec![proxy.to_owned()]), ..HttpConfig::default() };
+            let error = config.apply(&mut GatewayOptions::default()).expect_err(proxy).to_string();
+            assert!(error.contains("trusted_proxies") && error.contains("10.0.0.0/8"), "{error}");
         }
     }
 }

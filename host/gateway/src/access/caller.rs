@@ -1,6 +1,6 @@
 //! Who asks. Handlers take it as an argument; there is no other way to learn it.
 
-use crate::ApiError;
+use crate::{ApiError, spent::Spent};
 use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
@@ -19,6 +19,15 @@ pub(crate) struct Caller {
     /// The key's id; `None` where no key is asked for.
     key: Option<String>,
     requests_per_minute: Option<NonZeroU32>,
+    spent: Spent,
+}
+
+/// Who asks, for logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Requester {
+    pub(crate) tenant: Tenant,
+    /// The key's id; `None` where no key is asked for.
+    pub(crate) key: Option<String>,
 }
 
 impl Caller {
@@ -30,17 +39,31 @@ impl Caller {
             agents: None,
             key: None,
             requests_per_minute: None,
+            spent: Spent::default(),
         }
     }
 
     pub(super) fn with(key: &ApiKey) -> Self {
         let ApiKey { id, tenant, role, agents, requests_per_minute, .. } = key.clone();
-        Caller { tenant, role, agents, key: Some(id), requests_per_minute }
+        Caller { tenant, role, agents, key: Some(id), requests_per_minute, spent: Spent::default() }
     }
 
     /// The key's id, where one is asked for.
     pub(crate) fn key(&self) -> Option<&str> {
         self.key.as_deref()
+    }
+
+    pub(crate) fn requester(&self) -> Requester {
+        Requester { tenant: self.tenant.clone(), key: self.key.clone() }
+    }
+
+    pub(super) fn role(&self) -> &'static str {
+        self.role.as_str()
+    }
+
+    /// Where the tokens of the answer are counted for the access log.
+    pub(crate) fn spent(&self) -> &Spent {
+        &self.spent
     }
 
     /// The key's own limit.
@@ -88,7 +111,7 @@ impl Caller {
     }
 
     pub(super) fn must_be(&self, role: Role) -> Result<(), ApiError> {
-        if self.role >= role {
+        if self.role.may(role) {
             return Ok(());
         }
         let message = format!("this needs a key with the role `{role}`; {} has `{}`", self.name(), self.role);

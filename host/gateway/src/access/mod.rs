@@ -5,25 +5,27 @@
 //! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most. What invokes
 //! something is then counted (`rates`).
 
+mod audit;
 mod caller;
 mod presented_key;
 mod roles;
 mod session_path;
 mod web_pages;
 
-pub(crate) use caller::Caller;
+pub(crate) use audit::Details;
+pub(crate) use caller::{Caller, Requester};
 pub(crate) use roles::is_of_workers_ai;
 pub(crate) use web_pages::guard;
 
-use crate::{ApiError, Gateway, rates::Standing};
+use crate::{ApiError, Gateway, client_address::ClientAddress, rates::Standing, spent::Spent};
+use audit::Act;
 use axum::{
-    extract::{ConnectInfo, FromRequestParts, MatchedPath, RawPathParams, Request, State},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
+    http::{Extensions, HeaderMap, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use skep_runtime::RuntimeError;
-use std::net::SocketAddr;
 
 /// Whether requests need a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +42,14 @@ pub struct AccessOptions {
 #[derive(Clone)]
 struct Identity(Result<Caller, ApiError>);
 
+/// Who asks, and where the tokens of the answer are counted, for the log of a request.
+pub(crate) fn requester(extensions: &Extensions) -> (Option<Requester>, Spent) {
+    match extensions.get::<Identity>() {
+        Some(Identity(Ok(caller))) => (Some(caller.requester()), caller.spent().clone()),
+        _ => (None, Spent::default()),
+    }
+}
+
 /// Finds out who asks. What that means is decided where the route is known.
 pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let caller = if gateway.options.access.keys_required {
@@ -51,6 +61,10 @@ pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Reques
         session_path::name_tenant(request.uri_mut(), &caller)?;
         Ok(caller)
     });
+    let proxies = &gateway.options.trusted_proxies;
+    if let Some(client) = ClientAddress::of_request(request.extensions(), request.headers(), proxies) {
+        request.extensions_mut().insert(client);
+    }
     request.extensions_mut().insert(Identity(caller));
     next.run(request).await
 }
@@ -72,14 +86,33 @@ async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller,
 
 /// Lets a request through to its handler, or not.
 pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
-    match admit(&gateway, request).await {
+    let (request, act) = act_of(request).await;
+    let mut response = match admit(&gateway, request).await {
         Ok((request, standing)) => {
             let mut response = next.run(request).await;
             standing.tell(response.headers_mut());
             response
         }
         Err(refusal) => refusal,
+    };
+    if let Some(act) = act {
+        act.ended(response.status(), response.extensions_mut());
     }
+    response
+}
+
+/// What the audit log tells of a request, if it is to.
+async fn act_of(request: Request) -> (Request, Option<Act>) {
+    let (mut parts, body) = request.into_parts();
+    let Some(Identity(Ok(caller))) = parts.extensions.get::<Identity>().cloned() else {
+        return (Request::from_parts(parts, body), None);
+    };
+    let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let client = parts.extensions.get::<ClientAddress>().map(|client| client.0);
+    let parameters = RawPathParams::from_request_parts(&mut parts, &()).await.ok();
+    let act =
+        Act::of(&parts.method, route.as_deref(), &caller, client, || parameters.as_ref().map(audit::subject));
+    (Request::from_parts(parts, body), act)
 }
 
 async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing), Response> {
@@ -107,7 +140,7 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
     }
     let mut standing = Standing::default();
     if roles::is_counted(&parts.method, route.as_deref(), &gateway.options.access) {
-        let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|client| client.0.ip());
+        let address = parts.extensions.get::<ClientAddress>().map(|client| client.0);
         let counted = gateway.options.rates.admit(&caller, address);
         standing = counted.map_err(|refusal| refusal.into_response(route.as_deref()))?;
     }

@@ -2,7 +2,7 @@
 
 use super::AccessOptions;
 use axum::http::Method;
-use skep_runtime::Role::{self, Admin, Invoke, Read};
+use skep_runtime::Role::{self, Admin, Invoke, Metrics, Read};
 
 /// By method and path as the router knows it. HEAD is as GET.
 const ROUTES: &[(Method, &str, Role)] = &[
@@ -56,7 +56,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/mcp", Invoke),
     (Method::POST, "/mcp", Invoke),
     (Method::DELETE, "/mcp", Invoke),
-    (Method::GET, "/metrics", Read),
+    (Method::GET, "/metrics", Metrics),
 ];
 
 /// Whether the process lives is nobody's secret.
@@ -75,6 +75,13 @@ pub(super) fn need(method: &Method, route: Option<&str>, options: &AccessOptions
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let known = ROUTES.iter().find(|(known, path, _)| known == method && *path == route);
     Some(known.map_or(Admin, |(_, _, role)| *role))
+}
+
+/// The routes that only an admin may use.
+#[cfg(test)]
+pub(super) fn of_admins() -> impl Iterator<Item = (Method, &'static str)> {
+    let of_admins = ROUTES.iter().filter(|(.., role)| *role == Admin);
+    of_admins.map(|(method, path, _)| (method.clone(), *path))
 }
 
 /// Whether the handler itself looks at which agents the caller may reach.
@@ -147,7 +154,7 @@ mod tests {
         assert_eq!(need(Method::HEAD, Some("/v1/models")), Some(Read));
         assert_eq!(need(Method::POST, None), Some(Invoke));
         assert_eq!(need(Method::GET, Some("/healthz")), None);
-        assert_eq!(need(Method::GET, Some("/metrics")), Some(Read));
+        assert_eq!(need(Method::GET, Some("/metrics")), Some(Metrics));
         let open = AccessOptions { open_metrics: true, ..options };
         assert_eq!(super::need(&Method::GET, Some("/metrics"), &open), None);
     }

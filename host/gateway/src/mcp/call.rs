@@ -87,10 +87,10 @@ async fn make(
     arguments: Option<JsonObject>,
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, RuntimeError> {
-    let meta = |key| context.meta.0.0.get(key).and_then(Value::as_str);
-    let mut invocation = invocation(caller, target, meta(SESSION).unwrap_or(client.session), arguments)?;
+    let meta = |key| named(&context.meta.0.0, key);
+    let mut invocation = invocation(caller, target, meta(SESSION)?.unwrap_or(client.session), arguments)?;
     let minted = || uuid::Uuid::now_v7().simple().to_string();
-    let key = meta(KEY).map(str::to_owned).or_else(|| shape.needs_approval.then(minted));
+    let key = meta(KEY)?.map(str::to_owned).or_else(|| shape.needs_approval.then(minted));
     invocation.idempotency_key = key.clone();
     let place = invocation.session.clone();
     let session = plain_session(&place).to_owned();
@@ -110,6 +110,7 @@ async fn make(
     };
     Ok(match (answered, again) {
         (Answer::Outcome(outcome), _) => {
+            caller.spent().add(&outcome.usage);
             answer::result(outcome, session, target.tool.is_some(), shape.is_object)
         }
         (Answer::Asked(asked), again) => {
@@ -118,6 +119,17 @@ async fn make(
             answer::not_yet(&asked, target, &session, &again)
         }
     })
+}
+
+/// What a call's `_meta` names. A name that is not a text would be one that nobody takes note of.
+fn named<'a>(meta: &'a JsonObject, key: &str) -> Result<Option<&'a str>, RuntimeError> {
+    match meta.get(key) {
+        None => Ok(None),
+        Some(Value::String(name)) => Ok(Some(name)),
+        Some(_) => {
+            Err(RuntimeError::InvalidMessage { message: format!("{key:?} in `_meta` must be a string") })
+        }
+    }
 }
 
 fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {

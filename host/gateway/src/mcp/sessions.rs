@@ -3,7 +3,7 @@
 //! The crate's own sessions, and beside them in which order they were used: it bounds how long an idle one lives but not
 //! how many there are. Every session that ends, whyever, ends through [`SessionManager::close_session`].
 
-use crate::metrics::MCP_SESSIONS;
+use crate::{access::Requester, metrics::MCP_SESSIONS};
 use futures::Stream;
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
@@ -26,9 +26,15 @@ pub(super) struct BoundedSessions {
 
 #[derive(Default)]
 struct Uses {
-    /// When each was used last, by this clock.
-    last: HashMap<SessionId, u64>,
+    sessions: HashMap<SessionId, Use>,
     clock: u64,
+}
+
+struct Use {
+    /// When it was used last, by the clock.
+    last: u64,
+    /// Who began it; known as soon as the client can know its id.
+    owner: Option<Requester>,
 }
 
 impl BoundedSessions {
@@ -40,6 +46,18 @@ impl BoundedSessions {
         BoundedSessions { inner, uses: Mutex::default(), max: max.max(1) }
     }
 
+    /// A session that was just begun is this one's.
+    pub(super) fn belongs_to(&self, id: &str, owner: Requester) {
+        if let Some(used) = self.uses().sessions.get_mut(id) {
+            used.owner = Some(owner);
+        }
+    }
+
+    /// Whether somebody may use a session: nobody but who began it. One that is not there is nobody's.
+    pub(super) fn is_of(&self, id: &str, requester: &Requester) -> bool {
+        self.uses().sessions.get(id).is_some_and(|used| used.owner.as_ref() == Some(requester))
+    }
+
     fn uses(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,27 +67,27 @@ impl Uses {
     fn of(&mut self, id: &SessionId) {
         self.clock += 1;
         let clock = self.clock;
-        if let Some(last) = self.last.get_mut(id) {
-            *last = clock;
+        if let Some(used) = self.sessions.get_mut(id) {
+            used.last = clock;
         }
     }
 
     fn begin(&mut self, id: SessionId) {
         self.clock += 1;
-        self.last.insert(id, self.clock);
+        self.sessions.insert(id, Use { last: self.clock, owner: None });
         metrics::gauge!(MCP_SESSIONS).increment(1.0);
     }
 
     fn end(&mut self, id: &SessionId) {
-        if self.last.remove(id).is_some() {
+        if self.sessions.remove(id).is_some() {
             metrics::gauge!(MCP_SESSIONS).decrement(1.0);
         }
     }
 
     /// The one unused for longest, if there is no room for another.
     fn surplus(&self, max: usize) -> Option<SessionId> {
-        let oldest = self.last.iter().min_by_key(|(_, used)| **used);
-        oldest.filter(|_| self.last.len() >= max).map(|(id, _)| id.clone())
+        let oldest = self.sessions.iter().min_by_key(|(_, used)| used.last);
+        oldest.filter(|_| self.sessions.len() >= max).map(|(id, _)| id.clone())
     }
 }
 

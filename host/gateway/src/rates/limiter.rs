@@ -8,12 +8,12 @@ use super::{
     answer::{Refusal, Standing},
     bucket::{Bucket, Rate},
 };
-use crate::{access::Caller, metrics::RATE_LIMITED};
+use crate::{access::Caller, client_address::network, metrics::RATE_LIMITED};
 use skep_engine::TokenMeter;
 use std::{
     collections::HashMap,
     fmt,
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -207,16 +207,5 @@ impl Account {
         format!(
             "the rate limit of {who} is reached ({unit} per minute: {limit}); the next request may come in {seconds:.1} s; {setting}"
         )
-    }
-}
-
-/// An IPv6 client has a whole /64 to send from.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let bits = u128::from(address) & !u128::from(u64::MAX);
-            IpAddr::V6(Ipv6Addr::from(bits))
-        }
-        address => address,
     }
 }

@@ -1,15 +1,22 @@
 //! `/v1/agents`: deploying agents, and what is deployed.
 
-use crate::{ApiError, Gateway, access::Caller};
+use crate::{
+    ApiError, Gateway,
+    access::{Caller, Details},
+};
 use axum::{
-    Json,
+    Extension, Json,
+    body::Bytes,
     extract::{Multipart, Path, State, multipart::MultipartError},
     http::StatusCode,
 };
 use serde_json::{Value, json};
 use skep_runtime::{AgentDetail, AgentSummary, Manifest};
+use std::time::Duration;
 
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
+/// How long a client may take to send a form, which has a component in it.
+const FORM_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     let agents = gateway.host.agents();
@@ -27,8 +34,8 @@ pub(crate) async fn deploy(
     State(gateway): State<Gateway>,
     caller: Caller,
     form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let mut form = form.map_err(|rejection| {
+) -> Result<(StatusCode, Extension<Details>, Json<Value>), ApiError> {
+    let form = form.map_err(|rejection| {
         let expected = "expected multipart/form-data with the parts `manifest` and `component`";
         ApiError::new(
             StatusCode::BAD_REQUEST,
@@ -36,6 +43,15 @@ pub(crate) async fn deploy(
             format!("{expected}: {}", rejection.body_text()),
         )
     })?;
+    let (manifest, component) = tokio::time::timeout(FORM_TIMEOUT, read(form)).await.map_err(|_| {
+        let message = format!("the form did not come within {} s", FORM_TIMEOUT.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })??;
+    let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
+    Ok((StatusCode::CREATED, Extension(version_details(&deployed)), Json(summary_json(&deployed))))
+}
+
+async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {
     let (mut manifest, mut component) = (None, None);
     while let Some(part) = form.next_field().await.map_err(form_error)? {
         match part.name() {
@@ -65,8 +81,7 @@ pub(crate) async fn deploy(
     let missing = |part: &str| ApiError::parameter(part, format!("the part `{part}` is missing"));
     let manifest = manifest.ok_or_else(|| missing("manifest"))?;
     let component = component.ok_or_else(|| missing("component"))?;
-    let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
-    Ok((StatusCode::CREATED, Json(summary_json(&deployed))))
+    Ok((manifest, component))
 }
 
 pub(crate) async fn show(
@@ -82,6 +97,11 @@ pub(crate) async fn delete(
 ) -> Result<StatusCode, ApiError> {
     gateway.host.delete(&agent).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What the audit log tells of a version that comes into force.
+pub(super) fn version_details(agent: &AgentSummary) -> Details {
+    Details(format!("agent={} version={} digest={}", agent.name, agent.version, agent.digest))
 }
 
 pub(super) fn summary_json(agent: &AgentSummary) -> Value {

@@ -95,7 +95,8 @@ pub(crate) async fn run(
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
     let budget = gateway.host.tenant_budget(caller.tenant.as_str()).map_err(ApiError::from)?;
-    let begun = Begun::start(engine, headers::affinity(&headers, &caller)?, &budget, &body).await?;
+    let begun =
+        Begun::start(engine, headers::affinity(&headers, &caller)?, &budget, caller.spent(), &body).await?;
     let warnings = begun.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => begun.stream(body.parameters.streams_usage()),

@@ -1,9 +1,13 @@
 //! `/v1/approvals`: calls of tools that wait for a person's word.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, access::Caller, body::JsonBody};
+use crate::{
+    ApiError, Gateway,
+    access::{Caller, Details},
+    body::JsonBody,
+};
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Query, State},
 };
 use serde::Deserialize;
@@ -48,13 +52,16 @@ pub(crate) async fn decide(
     caller: Caller,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DecisionBody>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<(Extension<Details>, Json<Value>), ApiError> {
     let missing = || ApiError::parameter("decision", "`decision` is missing; it is \"approve\" or \"deny\"");
     let approve = body.decision.ok_or_else(missing)? == DecisionWord::Approve;
     let approval = gateway.host.decide(&id, approve, body.reason, &caller.name()).await?;
     let mut value = approval_json(&approval, &caller);
-    value["decision"] = json!(if approve { "approve" } else { "deny" });
-    Ok(Json(value))
+    let decision = if approve { "approve" } else { "deny" };
+    value["decision"] = json!(decision);
+    let Approval { agent, session, turn_id, tool, .. } = &approval;
+    let details = format!("decision={decision} agent={agent} session={session} turn={turn_id} tool={tool}");
+    Ok((Extension(Details(details)), Json(value)))
 }
 
 fn approval_json(approval: &Approval, caller: &Caller) -> Value {

@@ -8,6 +8,7 @@ use crate::{
     metered::Metered,
     openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
     routes::{QUICK_TEXT_BYTES, apart, messages::run_events},
+    spent::Spent,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -53,7 +54,8 @@ async fn with_model(
     caller.may_reach_models()?;
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
     let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
-    let begun = Begun::start(engine, headers::affinity(headers, caller)?, &budget, body).await?;
+    let begun =
+        Begun::start(engine, headers::affinity(headers, caller)?, &budget, caller.spent(), body).await?;
     let warnings = begun.warnings.clone();
     let response = match body.parameters.streams() {
         true => begun.stream(body.parameters.streams_usage()),
@@ -78,6 +80,7 @@ impl Begun {
         engine: Engine,
         affinity: Affinity,
         budget: &TenantBudget,
+        spent: &Spent,
         body: &ChatBody,
     ) -> Result<Begun, ApiError> {
         let messages = body.messages()?;
@@ -96,7 +99,7 @@ impl Begun {
         })
         .await?;
         let warnings = choices[0].warnings().clone();
-        let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter()));
+        let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
         let mut choices: Vec<_> = metered.collect();
         // A refusal is a status, not an event: wait for the first event before the answer begins.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
@@ -261,6 +264,7 @@ async fn with_agent(
     if text.is_empty() {
         return Err(ApiError::parameter("messages", "the last user message is empty; an agent needs a text"));
     }
+    let spent = caller.spent().clone();
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
     let invocation = Invocation {
         session: caller.session(&named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()))?,
@@ -292,11 +296,13 @@ async fn with_agent(
             usage: Usage::default(),
             sends_usage: body.parameters.streams_usage(),
             said: String::new(),
+            spent,
         };
         return Ok(sse::respond(stream::iter(first).chain(events), writer));
     }
     while let Some(event) = events.next().await {
         if let RunEvent::Done(outcome) = event? {
+            spent.add(&outcome.usage);
             let message = json!({"role": "assistant", "content": outcome.text});
             let choice = json!({"index": 0, "message": message, "finish_reason": "stop", "logprobs": null});
             let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(vec![choice]);
@@ -313,6 +319,7 @@ struct AgentChunkWriter {
     sends_usage: bool,
     /// Text that was streamed.
     said: String,
+    spent: Spent,
 }
 
 impl AgentChunkWriter {
@@ -336,6 +343,7 @@ impl Writer for AgentChunkWriter {
                 vec![self.chunk(json!({"content": text}), None)]
             }
             Ok(RunEvent::Done(outcome)) => {
+                self.spent.add(&outcome.usage);
                 self.usage = outcome.usage;
                 // What the model said aloud before it called tools is no part of the reply, and an agent may reply
                 // with more than it let its model say.

@@ -73,7 +73,9 @@ pub(crate) async fn create(
     })
     .await?;
     let warnings = choices[0].1.warnings().clone();
-    let metered = choices.into_iter().map(|(choice, stream)| (choice, Metered::new(stream, budget.meter())));
+    let metered = choices
+        .into_iter()
+        .map(|(choice, stream)| (choice, Metered::new(stream, budget.meter(), caller.spent().clone())));
     let mut choices: Vec<_> = metered.collect();
     // A refusal is a status, not an event: the first event is awaited before the answer begins.
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;

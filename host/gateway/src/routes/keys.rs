@@ -1,8 +1,8 @@
 //! `/v1/keys`: the API keys of this host.
 
-use crate::{ApiError, Gateway, body::JsonBody};
+use crate::{ApiError, Gateway, access::Details, body::JsonBody};
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
     http::StatusCode,
 };
@@ -32,14 +32,15 @@ pub(crate) struct CreateBody {
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<CreateBody>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Extension<Details>, Json<Value>), ApiError> {
     let CreateBody { tenant, role, agents, name, expires_in_s, requests_per_minute } = body;
     let expires_in = expires_in_s.map(Duration::from_secs);
     let new = NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute };
     let (key, secret) = gateway.host.keys().create(new).await?;
     let mut value = key_json(&key);
     value["key"] = json!(secret);
-    Ok((StatusCode::CREATED, Json(value)))
+    let details = Details(format!("key={} tenant={} role={}", key.id, key.tenant, key.role));
+    Ok((StatusCode::CREATED, Extension(details), Json(value)))
 }
 
 pub(crate) async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {

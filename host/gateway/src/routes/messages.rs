@@ -7,6 +7,7 @@ use crate::{
     headers,
     openai::usage_json,
     routes::turns,
+    spent::Spent,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -48,6 +49,7 @@ pub(crate) async fn send(
         let message = "the message is empty; send `text`, or `data`, or both";
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_message", message));
     }
+    let spent = caller.spent().clone();
     let invocation = Invocation {
         principal: caller.tenant.into(),
         agent,
@@ -60,7 +62,7 @@ pub(crate) async fn send(
         idempotency_key: headers::idempotency_key(&headers)?,
         detached: query.detach || headers::prefers_async(&headers),
     };
-    answer(&gateway, invocation, headers::wants_events(&headers)).await
+    answer(&gateway, invocation, headers::wants_events(&headers), spent).await
 }
 
 /// Runs a turn and answers in the form that the client asked for.
@@ -68,6 +70,7 @@ pub(crate) async fn answer(
     gateway: &Gateway,
     invocation: Invocation,
     as_events: bool,
+    spent: Spent,
 ) -> Result<Response, ApiError> {
     let (agent, detached) = (invocation.agent.clone(), invocation.detached);
     let session = plain_session(&invocation.session).to_owned();
@@ -75,7 +78,7 @@ pub(crate) async fn answer(
     if detached {
         return Ok(turns::accepted(&agent, &session, run.turn_id()));
     }
-    let mut turn = TurnJson::new(session, run.turn_id().to_owned());
+    let mut turn = TurnJson::new(session, run.turn_id().to_owned(), spent);
     if !as_events {
         while let Some(event) = run.next().await {
             if let (_, Some(done)) = turn.take(event?) {
@@ -117,11 +120,12 @@ pub(super) struct TurnJson {
     seen: Option<u64>,
     tool_calls: Vec<Map<String, Value>>,
     first_token_us: Option<u64>,
+    spent: Spent,
 }
 
 impl TurnJson {
-    pub(super) fn new(session: String, turn_id: String) -> Self {
-        TurnJson { session, turn_id, seen: None, tool_calls: Vec::new(), first_token_us: None }
+    pub(super) fn new(session: String, turn_id: String, spent: Spent) -> Self {
+        TurnJson { session, turn_id, seen: None, tool_calls: Vec::new(), first_token_us: None, spent }
     }
 
     /// For a client that has seen the events up to `seen`.
@@ -165,6 +169,7 @@ impl TurnJson {
                 Message::named("usage", &json!({"usage": usage_json(&usage), "timing": timing_json(&timing)}))
             }
             RunEvent::Done(outcome) => {
+                self.spent.add(&outcome.usage);
                 let done = self.done(outcome);
                 return (Message::named("done", &done), Some(done));
             }

@@ -1,8 +1,8 @@
 //! `/v1/secrets`: what the operator lets agents send without their seeing it. A value comes in and is in no answer.
 
-use crate::{ApiError, Gateway, body::JsonBody};
+use crate::{ApiError, Gateway, access::Details, body::JsonBody};
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Query, State},
     http::StatusCode,
 };
@@ -35,19 +35,23 @@ pub(crate) async fn set(
     State(gateway): State<Gateway>,
     Path(name): Path<String>,
     JsonBody(secret): JsonBody<NewSecret>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<(StatusCode, Extension<Details>), ApiError> {
     let NewSecret { value, hosts, agent } = secret;
     gateway.host.set_secret(agent.as_deref(), &name, &value, &hosts).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok((StatusCode::NO_CONTENT, Extension(owner_details(agent.as_deref()))))
 }
 
 pub(crate) async fn delete(
     State(gateway): State<Gateway>,
     Path(name): Path<String>,
     Query(owner): Query<Owner>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<(StatusCode, Extension<Details>), ApiError> {
     gateway.host.delete_secret(owner.agent.as_deref(), &name).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok((StatusCode::NO_CONTENT, Extension(owner_details(owner.agent.as_deref()))))
+}
+
+fn owner_details(agent: Option<&str>) -> Details {
+    Details(agent.map_or_else(|| "of every agent".to_owned(), |agent| format!("agent={agent}")))
 }
 
 fn secret_json(secret: &SecretSummary) -> Value {

@@ -53,6 +53,7 @@ pub(crate) async fn run(
         })?;
         (text, None)
     };
+    let spent = caller.spent().clone();
     let invocation = Invocation {
         session: caller.session(&found.session)?,
         principal: caller.tenant.into(),
@@ -65,5 +66,5 @@ pub(crate) async fn run(
         idempotency_key: headers::idempotency_key(&headers)?,
         detached: headers::prefers_async(&headers),
     };
-    messages::answer(&gateway, invocation, headers::wants_events(&headers)).await
+    messages::answer(&gateway, invocation, headers::wants_events(&headers), spent).await
 }

@@ -2,7 +2,7 @@
 //! or that lost their stream.
 
 use super::messages::{TurnJson, numbered_events};
-use crate::{ApiError, Gateway, access::Caller, headers, openai::usage_json, sse};
+use crate::{ApiError, Gateway, access::Caller, headers, openai::usage_json, spent::Spent, sse};
 use axum::{
     Json,
     extract::{Path, State},
@@ -59,7 +59,10 @@ pub(crate) async fn events(
     if last_id.is_some_and(|seen| run.has_ended_by(seen)) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let writer = TurnJson::new(plain_session(&session).to_owned(), run.turn_id().to_owned()).after(last_id);
+    // Whoever asked for the turn has taken its tokens.
+    let spent = Spent::default();
+    let writer =
+        TurnJson::new(plain_session(&session).to_owned(), run.turn_id().to_owned(), spent).after(last_id);
     Ok(sse::respond(numbered_events(run).boxed(), writer))
 }
 

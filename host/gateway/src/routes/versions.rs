@@ -1,9 +1,9 @@
 //! `/v1/agents/{agent}/versions` and `/v1/agents/{agent}/rollback`: what was deployed, and going back to it.
 
 use super::agents;
-use crate::{ApiError, Gateway, body};
+use crate::{ApiError, Gateway, access::Details, body};
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Request, State},
 };
 use serde::Deserialize;
@@ -31,10 +31,11 @@ pub(crate) async fn rollback(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<(Extension<Details>, Json<Value>), ApiError> {
     let bytes = body::read(request, &gateway).await?;
     let version = if bytes.is_empty() { None } else { body::parse::<Rollback>(&bytes)?.version };
-    Ok(Json(agents::summary_json(&gateway.host.rollback(&agent, version).await?)))
+    let summary = gateway.host.rollback(&agent, version).await?;
+    Ok((Extension(agents::version_details(&summary)), Json(agents::summary_json(&summary))))
 }
 
 fn version_json(version: &AgentVersion) -> Value {

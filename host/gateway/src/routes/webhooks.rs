@@ -1,9 +1,9 @@
 //! `/v1/webhooks`: addresses that events are sent to, and what could not be delivered.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, body::JsonBody};
+use crate::{ApiError, Gateway, access::Details, body::JsonBody};
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Query, State},
     http::StatusCode,
 };
@@ -31,12 +31,15 @@ pub(crate) struct DeadLettersQuery {
 pub(crate) async fn add(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<NewWebhookBody>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Extension<Details>, Json<Value>), ApiError> {
     let NewWebhookBody { url, topics, secret } = body;
     let (webhook, secret) = gateway.host.add_webhook(NewWebhook { url, topics, secret }).await?;
     let mut value = webhook_json(&webhook);
     value["secret"] = json!(secret);
-    Ok((StatusCode::CREATED, Json(value)))
+    // A path or a query may be secret.
+    let origin = webhook.url.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+    let details = Details(format!("webhook={} origin={origin}", webhook.id));
+    Ok((StatusCode::CREATED, Extension(details), Json(value)))
 }
 
 pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {

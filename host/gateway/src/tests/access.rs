@@ -15,7 +15,7 @@ use skep_runtime::{AgentName, Manifest, NewApiKey, Role, Tenant};
 const SESSION: &str = "/v1/agents/echo/sessions/s";
 
 /// Asks for keys, and has an agent with a route of its own.
-async fn guarded() -> Server {
+pub(super) async fn guarded() -> Server {
     let access = AccessOptions { keys_required: true, ..AccessOptions::default() };
     let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;
     for manifest in [
@@ -27,7 +27,7 @@ async fn guarded() -> Server {
     server
 }
 
-async fn key(server: &Server, tenant: &str, role: Role, agents: Option<&str>) -> String {
+pub(super) async fn key(server: &Server, tenant: &str, role: Role, agents: Option<&str>) -> String {
     let new = NewApiKey {
         tenant: Tenant::new(tenant).unwrap(),
         role,
@@ -39,7 +39,7 @@ async fn key(server: &Server, tenant: &str, role: Role, agents: Option<&str>) ->
     server.host.keys().create(new).await.unwrap().1
 }
 
-async fn ask(server: &Server, key: &str, method: Method, path: &str, body: Value) -> Answer {
+pub(super) async fn ask(server: &Server, key: &str, method: Method, path: &str, body: Value) -> Answer {
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -86,19 +86,19 @@ async fn each_role_does_what_it_may_and_is_told_which_it_would_need() {
     let requests = [
         (Role::Read, Method::GET, "/v1/agents".to_owned(), Value::Null),
         (Role::Read, Method::GET, "/v1/agents/echo/logs".to_owned(), Value::Null),
-        (Role::Read, Method::GET, "/metrics".to_owned(), Value::Null),
+        (Role::Metrics, Method::GET, "/metrics".to_owned(), Value::Null),
         (Role::Invoke, Method::POST, format!("{SESSION}/messages"), message.clone()),
         (Role::Invoke, Method::POST, "/echo/s".to_owned(), message),
         (Role::Invoke, Method::POST, "/v1/chat/completions".to_owned(), chat),
         (Role::Admin, Method::GET, "/v1/keys".to_owned(), Value::Null),
         (Role::Admin, Method::DELETE, "/v1/agents/other".to_owned(), Value::Null),
     ];
-    for role in [Role::Read, Role::Invoke, Role::Admin] {
-        let tenant = if role == Role::Admin { "local" } else { "acme" };
+    for role in [Role::Metrics, Role::Read, Role::Invoke, Role::Admin] {
+        let tenant = if role.may(Role::Metrics) { "local" } else { "acme" };
         let key = key(&server, tenant, role, None).await;
         for (needed, method, path, body) in &requests {
             let answer = ask(&server, &key, method.clone(), path, body.clone()).await;
-            if role >= *needed {
+            if role.may(*needed) {
                 assert!(answer.status.is_success(), "{role} {method} {path}: {}", answer.text);
             } else {
                 let error = answer.error();
@@ -236,7 +236,7 @@ async fn a_key_for_one_agent_reaches_and_sees_no_other() {
         let answer = ask(&server, &narrow, Method::POST, &path, body.clone()).await;
         assert_eq!(answer.status, status, "{path} {body}: {}", answer.text);
     }
-    for path in ["/v1/agents/other", "/v1/agents/other/logs", "/metrics"] {
+    for path in ["/v1/agents/other", "/v1/agents/other/logs"] {
         let answer = get(&server, &narrow, path).await;
         assert_eq!(
             (answer.status.as_u16(), &answer.error()["code"]),

@@ -130,6 +130,48 @@ async fn health_models_and_figures() {
 }
 
 #[tokio::test]
+async fn a_host_that_cannot_store_anything_is_not_ready_and_says_why() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/readyz").await.status, 200);
+    server.store.close().await;
+    let began = std::time::Instant::now();
+    // The last answer holds for a second.
+    let answer = loop {
+        let answer = server.get("/readyz").await;
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(began.elapsed().as_secs() < 10, "still ready");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    let error = answer.error();
+    assert_eq!((answer.status.as_u16(), &error["code"]), (503, &json!("store_failing")));
+    assert!(error["message"].as_str().unwrap().contains("nothing can be stored"), "{error}");
+    assert_eq!(server.get("/healthz").await.status, 200, "the process lives");
+}
+
+#[tokio::test]
+async fn figures_of_the_process_and_of_open_work_are_taken_when_they_are_asked_for() {
+    let server = Server::start().await;
+    let metrics = server.get("/metrics").await.text;
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
+        let value = line.unwrap_or_else(|| panic!("{name} in {metrics}")).rsplit(' ').next().unwrap();
+        value.parse::<f64>().unwrap()
+    };
+    assert_eq!(value("skep_build_info{version=\""), 1.0);
+    assert!(metrics.contains("# TYPE skep_open_turns gauge"), "{metrics}");
+    for name in ["skep_open_turns", "skep_waiting_approvals", "skep_dead_letters"] {
+        assert!(value(name) >= 0.0);
+    }
+    if cfg!(target_os = "linux") {
+        assert!(value("process_resident_memory_bytes") > 1e6);
+        assert!(value("process_open_fds") >= 3.0 && value("process_open_fds") <= value("process_max_fds"));
+        assert!(value("process_start_time_seconds") > 1.6e9);
+    }
+}
+
+#[tokio::test]
 async fn headers_are_bounded_and_ids_come_back() {
     let server = Server::start().await;
     let chat = |name: &str, value: &str| {

@@ -18,6 +18,7 @@ pub struct Server {
     pub router: Router,
     pub engine: Engine,
     pub host: AgentHost,
+    pub store: Store,
 }
 
 pub struct Answer {
@@ -63,8 +64,8 @@ impl Server {
         let engine = Engine::start(tiny_model(), EngineOptions::default()).unwrap();
         let models = ModelSet::new(engine.clone());
         let store = Store::in_memory().await.unwrap();
-        let host = AgentHost::start(store, models, runtime).await.unwrap();
-        Server { router: router(host.clone(), options), engine, host }
+        let host = AgentHost::start(store.clone(), models, runtime).await.unwrap();
+        Server { router: router(host.clone(), options), engine, host, store }
     }
 
     pub async fn send(&self, request: Request<Body>) -> Answer {

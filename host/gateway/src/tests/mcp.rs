@@ -1,11 +1,15 @@
 //! `/mcp` with the official client, over a socket; and with requests that no client sends.
 
 use super::{
+    access,
     fixture::{Answer, Server},
     turns,
 };
 use crate::{GatewayOptions, McpOptions, serve};
-use axum::{body::Body, http::Request};
+use axum::{
+    body::Body,
+    http::{Method, Request},
+};
 use rmcp::{
     ClientHandler, RoleClient,
     model::{CallToolRequestParams, ClientConfig, ProtocolVersion, ServerNotification, SubscriptionFilter},
@@ -16,13 +20,14 @@ use rmcp::{
     transport::{StreamableHttpClientTransport, streamable_http_client::StreamableHttpClientTransportConfig},
 };
 use serde_json::{Value, json};
-use skep_runtime::Manifest;
+use skep_runtime::{Manifest, Role};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
     sync::{Notify, oneshot},
     task::JoinHandle,
 };
+use tower::ServiceExt as _;
 
 /// A client that takes note of changes.
 #[derive(Clone, Default)]
@@ -284,4 +289,70 @@ async fn the_client_unused_for_longest_makes_room_and_is_told_so() {
     let third = begin().await;
     let statuses = [use_it(&first).await, use_it(&second).await, use_it(&third).await];
     assert_eq!(statuses.map(|status| status.as_u16()), [202, 404, 202]);
+}
+
+#[tokio::test]
+async fn a_session_is_there_for_the_caller_that_began_it_and_for_nobody_else() {
+    let server = access::guarded().await;
+    let key = async |tenant| access::key(&server, tenant, Role::Invoke, None).await;
+    let (first, colleague, stranger) = (key("acme").await, key("acme").await, key("rival").await);
+    let send = async |method: Method, key: &str, session: Option<&str>, body: Value| {
+        let request =
+            Request::builder().method(method).uri("/mcp").header("authorization", format!("Bearer {key}"));
+        let mut request = request
+            .header("host", "skep.example")
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream");
+        if let Some(session) = session {
+            request = request.header("mcp-session-id", session);
+        }
+        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+        server.router.clone().oneshot(request.body(body).unwrap()).await.unwrap()
+    };
+    let begun = send(Method::POST, &first, None, initialize()).await;
+    assert_eq!(begun.status(), 200);
+    let id = begun.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    assert_eq!(send(Method::POST, &first, Some(&id), initialized.clone()).await.status(), 202);
+    let list = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/list"});
+    for other in [&colleague, &stranger] {
+        for (method, body) in [
+            (Method::POST, list.clone()),
+            (Method::POST, initialized.clone()),
+            (Method::GET, Value::Null),
+            (Method::DELETE, Value::Null),
+        ] {
+            let refused = send(method.clone(), other, Some(&id), body).await;
+            assert_eq!(refused.status(), 404, "{method}");
+            let body = axum::body::to_bytes(refused.into_body(), 1 << 20).await.unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error"]["code"], "session_not_found", "{method}");
+        }
+    }
+    assert_eq!(send(Method::POST, &first, Some(&id), list.clone()).await.status(), 200, "it is still there");
+    assert!(send(Method::DELETE, &first, Some(&id), Value::Null).await.status().is_success());
+    assert_eq!(send(Method::POST, &first, Some(&id), list).await.status(), 404);
+}
+
+#[tokio::test]
+async fn names_in_the_meta_of_a_call_are_checked_as_those_in_headers_are() {
+    let running = Running::start(GatewayOptions::default()).await;
+    let (client, _) = running.client().await;
+    for (name, value, code) in [
+        ("skep.dev/idempotency_key", json!("\u{1}event 1"), "invalid_message"),
+        ("skep.dev/idempotency_key", json!("a\nb"), "invalid_message"),
+        ("skep.dev/idempotency_key", json!(""), "invalid_message"),
+        ("skep.dev/idempotency_key", json!("k".repeat(129)), "invalid_message"),
+        ("skep.dev/idempotency_key", json!(7), "invalid_message"),
+        ("skep.dev/session", json!("\u{1}s"), "invalid_name"),
+        ("skep.dev/session", json!("rival/s"), "invalid_name"),
+        ("skep.dev/session", json!(["s"]), "invalid_message"),
+    ] {
+        let mut call = message("echo", json!({"text": "x"}));
+        call.meta = Some(serde_json::from_value(json!({ name: value })).unwrap());
+        let result = client.call_tool(call).await.unwrap();
+        assert_eq!(result.is_error, Some(true), "{name} {value}");
+        assert_eq!(result.meta.as_ref().unwrap().0["skep.dev/code"], code, "{name} {value}");
+    }
+    assert_eq!(running.server.store.open_turns().await.unwrap().len(), 0);
 }

@@ -127,6 +127,28 @@ async fn a_burst_is_answered_and_then_refused_with_the_time_to_come_again() {
 }
 
 #[tokio::test]
+async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
+    let rates = Arc::new(RateLimiter::new(everyone(requests(20, 1))));
+    let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
+    let server = Server::with(GatewayOptions { rates, trusted_proxies, ..GatewayOptions::default() }).await;
+    let send = async |peer: &str, forwarded_for: &str| {
+        let peer: SocketAddr = peer.parse().unwrap();
+        let request = Request::post("/v1/chat/completions").header("x-forwarded-for", forwarded_for);
+        server
+            .send(request.extension(ConnectInfo(peer)).body(Body::from("{}")).unwrap())
+            .await
+            .status
+            .as_u16()
+    };
+    assert_eq!(send("10.0.0.1:1", "198.51.100.1").await, 400);
+    assert_eq!(send("10.0.0.1:1", "198.51.100.1").await, 429);
+    assert_eq!(send("10.0.0.2:1", "6.6.6.6, 198.51.100.1").await, 429, "whatever the client says");
+    assert_eq!(send("10.0.0.1:1", "198.51.100.2").await, 400);
+    assert_eq!(send("203.0.113.5:1", "198.51.100.3").await, 400);
+    assert_eq!(send("203.0.113.5:1", "198.51.100.4").await, 429, "nobody else is believed");
+}
+
+#[tokio::test]
 async fn tenants_do_not_disturb_each_other_and_have_their_own_limits() {
     let mut options = everyone(requests(60, 1));
     options.tenants.insert("big".to_owned(), requests(600, 3));

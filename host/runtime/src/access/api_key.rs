@@ -5,11 +5,13 @@ use crate::{AgentName, RuntimeError};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
-/// What a key may do; each role may do what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// What a key may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Look: lists, sessions, turns, logs, figures.
+    /// Read the figures of the host, which are about all tenants, and nothing else. Only keys of `local` have it.
+    Metrics,
+    /// Look: lists, sessions, turns, logs.
     Read,
     /// Send messages and generate.
     Invoke,
@@ -51,8 +53,20 @@ const MAX_NAME_BYTES: usize = 128;
 const MAX_AGENTS: usize = 64;
 
 impl Role {
+    /// Whether a key of this role may do what needs the other one. Each of `read`, `invoke` and `admin` may do what those
+    /// before it may; figures are for `metrics` and `admin`.
+    pub fn may(self, needed: Role) -> bool {
+        match needed {
+            Role::Metrics => matches!(self, Role::Metrics | Role::Admin),
+            Role::Read => matches!(self, Role::Read | Role::Invoke | Role::Admin),
+            Role::Invoke => matches!(self, Role::Invoke | Role::Admin),
+            Role::Admin => self == Role::Admin,
+        }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
+            Role::Metrics => "metrics",
             Role::Read => "read",
             Role::Invoke => "invoke",
             Role::Admin => "admin",
@@ -70,13 +84,14 @@ impl FromStr for Role {
     type Err = RuntimeError;
     fn from_str(role: &str) -> Result<Self, RuntimeError> {
         match role {
+            "metrics" => Ok(Role::Metrics),
             "read" => Ok(Role::Read),
             "invoke" => Ok(Role::Invoke),
             "admin" => Ok(Role::Admin),
             other => Err(RuntimeError::InvalidName {
                 kind: "role",
                 value: other.chars().take(80).collect(),
-                rule: "a role is read, invoke or admin",
+                rule: "a role is read, invoke, admin or metrics",
             }),
         }
     }
@@ -97,7 +112,18 @@ impl NewApiKey {
             );
             return invalid(&message);
         }
+        if self.role == Role::Metrics && !self.tenant.is_local() {
+            let message = format!(
+                "the figures of a host are about all tenants, so only keys of `local` have the role metrics; leave out the \
+                 tenant {}",
+                self.tenant
+            );
+            return invalid(&message);
+        }
         match &self.agents {
+            Some(agents) if self.role == Role::Metrics && !agents.is_empty() => {
+                invalid("a key for metrics reaches no agent; leave out the agents, or choose invoke or read")
+            }
             Some(agents) if self.role == Role::Admin && !agents.is_empty() => {
                 invalid("an admin key is for all agents; leave out the agents, or choose invoke or read")
             }
@@ -117,10 +143,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_role_may_do_what_those_before_it_may() {
-        assert!(Role::Read < Role::Invoke && Role::Invoke < Role::Admin);
-        for role in [Role::Read, Role::Invoke, Role::Admin] {
+    fn each_role_may_do_what_those_before_it_may_and_figures_are_apart() {
+        use Role::{Admin, Invoke, Metrics, Read};
+        for (role, may) in [
+            (Metrics, vec![Metrics]),
+            (Read, vec![Read]),
+            (Invoke, vec![Read, Invoke]),
+            (Admin, vec![Metrics, Read, Invoke, Admin]),
+        ] {
             assert_eq!(role.as_str().parse::<Role>().expect("its own name"), role);
+            for needed in [Metrics, Read, Invoke, Admin] {
+                assert_eq!(role.may(needed), may.contains(&needed), "{role} for what needs {needed}");
+            }
         }
         "owner".parse::<Role>().expect_err("no such role");
     }
@@ -137,6 +171,8 @@ mod tests {
         };
         let error = key("acme", Role::Admin).check().expect_err("the operator's").to_string();
         assert!(error.contains("choose invoke or read for acme"), "{error}");
+        key("acme", Role::Metrics).check().expect_err("figures are about all tenants");
+        key("local", Role::Metrics).check().expect("the operator's");
         key("acme", Role::Invoke).check().expect("a tenant's own");
         key("local", Role::Admin).check().expect("the operator's");
     }

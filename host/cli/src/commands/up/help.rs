@@ -65,7 +65,11 @@ All of its settings:
              * for any name), hosts (where agents may send requests; \"*\" is everywhere)
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, origins (web pages that may use the
-             host, such as \"https://app.example.com\")
+             host, such as \"https://app.example.com\"), header_timeout_s (15),
+             idle_timeout_s (75), send_timeout_s (30: without reading),
+             max_connections (8192), max_connections_per_address (1024),
+             trusted_proxies (whose X-Forwarded-For is believed, such as
+             \"10.0.0.0/8\")
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
              tools, see: skep mcp --help
   [ai]       models: what clients of /ai/run call a model, such as

@@ -1,0 +1,64 @@
+//! The access log: one line for each request when its answer has ended, at the target `skep::access`.
+//!
+//! A line has the route, not the path, and no header, query or body, so that it holds nothing that a client keeps secret.
+//! Checks of health and figures are lines of the level `debug`, because they come all the time.
+
+use crate::{access::Requester, spent::Spent};
+use axum::http::{Method, StatusCode};
+use std::{net::IpAddr, time::Instant};
+
+/// Routes that monitors ask.
+const CHECKS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+
+/// A line that is written when it is dropped.
+#[derive(Debug)]
+pub(crate) struct AccessLine {
+    pub(crate) request_id: String,
+    pub(crate) requester: Option<Requester>,
+    pub(crate) client: Option<IpAddr>,
+    pub(crate) method: Method,
+    /// As the router knows it; `None` is an agent's own route, or none at all.
+    pub(crate) route: Option<String>,
+    pub(crate) began: Instant,
+    /// `None` until the answer begins: the client went away before.
+    pub(crate) status: Option<StatusCode>,
+    /// Whether the answer was sent to its end.
+    pub(crate) is_whole: bool,
+    pub(crate) spent: Spent,
+}
+
+impl Drop for AccessLine {
+    fn drop(&mut self) {
+        let Self { request_id, requester, client, method, route, began, status, is_whole, spent } = self;
+        let tenant = requester.as_ref().map(|requester| requester.tenant.as_str());
+        let key = requester.as_ref().and_then(|requester| requester.key.as_deref());
+        let client = client.map(tracing::field::display);
+        let route = route.as_deref().unwrap_or("(other)");
+        let status = status.map_or(0, |status| status.as_u16());
+        let ms = began.elapsed().as_secs_f64() * 1_000.0;
+        let tokens = spent.tokens();
+        let (prompt_tokens, output_tokens) = (tokens.map(|tokens| tokens.0), tokens.map(|tokens| tokens.1));
+        // Not inside of the request's span, whose fields would stand in the line a second time.
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "skep::access",
+                    parent: None,
+                    request_id,
+                    tenant,
+                    key,
+                    client,
+                    method = method.as_str(),
+                    route,
+                    status,
+                    ms,
+                    prompt_tokens,
+                    output_tokens,
+                    cut_off = (!*is_whole).then_some(true),
+                    "request"
+                )
+            };
+        }
+        if CHECKS.contains(&route) { line!(debug) } else { line!(info) }
+    }
+}

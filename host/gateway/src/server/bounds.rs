@@ -1,0 +1,131 @@
+//! How many connections there may be, in all and for each client.
+
+use crate::client_address::network;
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// The counts of one server. A place is given back when its [`Place`] is dropped.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    max: usize,
+    max_per_address: usize,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    connections: usize,
+    /// By client network; no entry is 0, so there are no more entries than connections and requests.
+    by_client: HashMap<IpAddr, usize>,
+}
+
+/// Which bound is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exceeded {
+    All,
+    Address,
+}
+
+/// A place of a connection, or of a request that a proxy forwards.
+#[derive(Debug)]
+pub(super) struct Place {
+    bounds: Arc<Bounds>,
+    is_connection: bool,
+    client: Option<IpAddr>,
+}
+
+impl Bounds {
+    pub(super) fn new(max: usize, max_per_address: usize) -> Self {
+        Bounds { max, max_per_address, open: Mutex::default() }
+    }
+
+    /// A place for a connection, counted for `client` unless that is a proxy.
+    pub(super) fn admit_connection(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Place, Exceeded> {
+        self.admit(true, client)
+    }
+
+    /// A place for a request that a proxy forwards for `client`.
+    pub(super) fn admit_request(self: &Arc<Self>, client: IpAddr) -> Result<Place, Exceeded> {
+        self.admit(false, Some(client))
+    }
+
+    fn admit(self: &Arc<Self>, is_connection: bool, client: Option<IpAddr>) -> Result<Place, Exceeded> {
+        let client = client.map(network);
+        let mut open = self.open();
+        let of_client = client.and_then(|client| open.by_client.get(&client)).copied().unwrap_or(0);
+        if client.is_some() && of_client >= self.max_per_address {
+            return Err(Exceeded::Address);
+        }
+        if is_connection && open.connections >= self.max {
+            return Err(Exceeded::All);
+        }
+        open.connections += usize::from(is_connection);
+        if let Some(client) = client {
+            *open.by_client.entry(client).or_default() += 1;
+        }
+        drop(open);
+        Ok(Place { bounds: self.clone(), is_connection, client })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.bounds.open();
+        open.connections -= usize::from(self.is_connection);
+        let Some(client) = self.client else { return };
+        if let Some(count) = open.by_client.get_mut(&client) {
+            *count -= 1;
+            if *count == 0 {
+                open.by_client.remove(&client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Option<IpAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_place_is_given_back_when_it_is_dropped() {
+        let bounds = Arc::new(Bounds::new(2, 1));
+        let first = bounds.admit_connection(address("192.0.2.1")).unwrap();
+        assert_eq!(bounds.admit_connection(address("192.0.2.1")).unwrap_err(), Exceeded::Address);
+        let second = bounds.admit_connection(address("192.0.2.2")).unwrap();
+        assert_eq!(bounds.admit_connection(address("192.0.2.3")).unwrap_err(), Exceeded::All);
+        drop(first);
+        let third = bounds.admit_connection(address("192.0.2.1")).unwrap();
+        drop((second, third));
+        assert!(bounds.open().by_client.is_empty() && bounds.open().connections == 0);
+    }
+
+    #[test]
+    fn hosts_of_one_ipv6_network_share_its_bound() {
+        let bounds = Arc::new(Bounds::new(9, 1));
+        let _first = bounds.admit_connection(address("2001:db8::1")).unwrap();
+        assert_eq!(bounds.admit_connection(address("2001:db8::2")).unwrap_err(), Exceeded::Address);
+        let _other = bounds.admit_connection(address("2001:db8:0:1::1")).unwrap();
+    }
+
+    #[test]
+    fn forwarded_requests_count_for_their_client_and_not_as_connections() {
+        let bounds = Arc::new(Bounds::new(1, 1));
+        let _proxy = bounds.admit_connection(None).unwrap();
+        let client: IpAddr = "192.0.2.1".parse().unwrap();
+        let request = bounds.admit_request(client).unwrap();
+        assert_eq!(bounds.admit_request(client).unwrap_err(), Exceeded::Address);
+        drop(request);
+        bounds.admit_request(client).unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+//! One connection: its requests one after the other, until it ends, is overdue, or the server stops.
+
+use super::{
+    Counted, Server,
+    bounds::{Exceeded, Place},
+    pace::{Overdue, Pace},
+    paced_body::PacedBody,
+    paced_stream::PacedStream,
+    refusal,
+};
+use crate::{
+    client_address::{ClientAddress, is_trusted},
+    metrics::CONNECTIONS_ENDED,
+};
+use axum::{
+    body::Body,
+    extract::ConnectInfo,
+    http::{Request, Response},
+    response::IntoResponse,
+};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use std::{convert::Infallible, future::Future, net::SocketAddr, pin::pin, sync::Arc, task::Poll};
+use tokio::{net::TcpStream, sync::watch};
+use tower_service::Service;
+
+/// What is kept of a request's head, and of an answer before the socket takes it. A longer head gets 431.
+const BUFFER_BYTES: usize = 64 << 10;
+
+pub(super) struct Connection {
+    server: Arc<Server>,
+    peer: SocketAddr,
+    pace: Arc<Pace>,
+    _place: Place,
+    _counted: Counted,
+}
+
+/// How a connection came to its end.
+enum End {
+    /// The client or a request ended it.
+    Closed,
+    Overdue(Overdue),
+    /// The server stops, and nothing was under way.
+    Stopped,
+}
+
+impl Connection {
+    pub(super) fn new(server: Arc<Server>, peer: SocketAddr, place: Place) -> Self {
+        Connection { server, peer, pace: Arc::new(Pace::new()), _place: place, _counted: Counted::new() }
+    }
+
+    /// What is dropped with the future is cancelled: the request under way, and all that its answer's body owns.
+    pub(super) async fn run(self, stream: TcpStream, stopping: watch::Receiver<bool>) {
+        if let End::Overdue(overdue) = self.drive(stream, stopping).await {
+            metrics::counter!(CONNECTIONS_ENDED, "reason" => overdue.reason()).increment(1);
+            tracing::debug!(peer = %self.peer, reason = overdue.reason(), "a connection was ended");
+        }
+    }
+
+    async fn drive(&self, stream: TcpStream, mut stopping: watch::Receiver<bool>) -> End {
+        let stream = TokioIo::new(PacedStream::new(stream, self.pace.clone()));
+        let service = service_fn(|request| self.answer(request));
+        let mut builder = http1::Builder::new();
+        builder.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
+        let mut connection = pin!(builder.serve_connection(stream, service));
+        let mut timer = pin!(tokio::time::sleep_until(tokio::time::Instant::now()));
+        let mut stop = pin!(async move {
+            if stopping.wait_for(|stopping| *stopping).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        });
+        let mut stops = false;
+        std::future::poll_fn(|context| {
+            if !stops && stop.as_mut().poll(context).is_ready() {
+                stops = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            // First, because it may change what is waited for.
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(End::Closed);
+            }
+            if stops && self.pace.is_quiet() {
+                return Poll::Ready(End::Stopped);
+            }
+            let Some((deadline, overdue)) = self.pace.deadline(&self.server.options) else {
+                return Poll::Pending;
+            };
+            if timer.deadline() != deadline {
+                timer.as_mut().reset(deadline);
+            }
+            timer.as_mut().poll(context).map(|()| End::Overdue(overdue))
+        })
+        .await
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<PacedBody>, Infallible> {
+        self.pace.request_began();
+        let (place, response) = match self.place_of(&request) {
+            Ok(place) => (place, self.route(request).await),
+            Err(exceeded) => (None, refusal::of(exceeded).into_response()),
+        };
+        Ok(response.map(|body| PacedBody::new(body, self.pace.clone(), place)))
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Response<Body> {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(self.peer));
+        let Ok(response) = self.server.router.clone().call(request).await;
+        response
+    }
+
+    /// A place for the client that a trusted proxy forwards the request for.
+    fn place_of(&self, request: &Request<Incoming>) -> Result<Option<Place>, Exceeded> {
+        let proxies = &self.server.trusted_proxies;
+        if !is_trusted(self.peer.ip(), proxies) {
+            return Ok(None);
+        }
+        let ClientAddress(client) = ClientAddress::of(self.peer.ip(), request.headers(), proxies);
+        if is_trusted(client, proxies) {
+            // The proxy itself asks, as for its own checks.
+            return Ok(None);
+        }
+        self.server.bounds.admit_request(client).map(Some)
+    }
+}

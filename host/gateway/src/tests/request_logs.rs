@@ -1,0 +1,278 @@
+//! What the access log and the audit log say of requests, and what they keep to themselves.
+
+use super::{
+    access::{ask, guarded, key},
+    fixture::Server,
+};
+use crate::{AccessOptions, GatewayOptions};
+use axum::{
+    body::Body,
+    extract::ConnectInfo,
+    http::{Method, Request},
+};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use skep_runtime::Role;
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+use tower::ServiceExt;
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// The log of this test's thread, which is the only one that it runs on.
+struct Log {
+    written: Written,
+    _guard: DefaultGuard,
+}
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Written {
+    type Writer = Written;
+
+    fn make_writer(&'a self) -> Written {
+        self.clone()
+    }
+}
+
+impl Log {
+    fn start() -> Self {
+        let written = Written::default();
+        let lines = tracing_subscriber::fmt().json().flatten_event(true).with_writer(written.clone());
+        let guard = tracing::subscriber::set_default(lines.with_max_level(tracing::Level::DEBUG).finish());
+        Log { written, _guard: guard }
+    }
+
+    /// The lines of a target since the last call for any.
+    fn take(&self, target: &str) -> Vec<Value> {
+        let bytes = std::mem::take(&mut *self.written.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter(|line| line["target"] == target).collect()
+    }
+
+    fn take_one(&self, target: &str) -> Value {
+        let mut lines = self.take(target);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines.remove(0)
+    }
+}
+
+#[tokio::test]
+async fn each_request_is_one_line_without_what_is_the_clients_own() {
+    let server = guarded().await;
+    let acme = key(&server, "acme", Role::Invoke, None).await;
+    let log = Log::start();
+    let path = "/v1/agents/echo/sessions/my-session/messages?note=my-note";
+    let answer = ask(&server, &acme, Method::POST, path, json!({"text": "my-text"})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let line = log.take_one("skep::access");
+    assert_eq!(line["level"], "INFO");
+    assert_eq!(
+        (&line["tenant"], &line["method"], &line["status"]),
+        (&json!("acme"), &json!("POST"), &json!(200))
+    );
+    assert_eq!(line["route"], "/v1/agents/{agent}/sessions/{session}/messages");
+    assert_eq!(line["request_id"], answer.headers["x-request-id"].to_str().unwrap());
+    let id = server.host.keys().list().await.unwrap()[0].id.clone();
+    assert_eq!(line["key"], id);
+    assert!(line["ms"].as_f64().unwrap() > 0.0);
+    assert!(line.get("prompt_tokens").is_none() && line.get("cut_off").is_none(), "{line}");
+    let text = line.to_string();
+    for own in ["my-session", "my-note", "my-text", acme.as_str()] {
+        assert!(!text.contains(own), "{text}");
+    }
+    log.take("");
+    server.get("/v1/models").await;
+    let refused = log.take_one("skep::access");
+    assert_eq!((&refused["status"], refused.get("tenant")), (&json!(401), None));
+    server.get("/healthz").await;
+    assert_eq!(log.take_one("skep::access")["level"], "DEBUG");
+    server.get("/no/such/path").await;
+    assert_eq!(log.take_one("skep::access")["route"], "(other)");
+}
+
+#[tokio::test]
+async fn a_line_has_the_tokens_of_the_answer_however_it_is_given() {
+    let server = Server::start().await;
+    let log = Log::start();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 3, "ignore_eos": true})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": 3, "ignore_eos": true, "stream": true}),
+        ),
+        ("/v1/completions", json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true})),
+        ("/v1/completions", json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true, "stream": true})),
+        ("/ai/run/tiny", json!({"messages": messages, "max_tokens": 3, "ignore_eos": true})),
+        ("/ai/run/tiny", json!({"prompt": "x", "max_tokens": 3, "stream": true})),
+    ] {
+        server.ok(path, &body).await;
+        let line = log.take_one("skep::access");
+        assert!(line["prompt_tokens"].as_u64() > Some(0), "{body}: {line}");
+        let output = line["output_tokens"].as_u64().unwrap();
+        assert!((1..=3).contains(&output), "{body}: {line}");
+        assert!(line.get("cut_off").is_none(), "{body}: {line}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_a_line_when_it_ends_also_if_its_client_ends_it() {
+    let server = Server::start().await;
+    let log = Log::start();
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3_000, "ignore_eos": true,
+                      "stream": true});
+    let request = Request::post("/v1/chat/completions").body(Body::from(body.to_string())).unwrap();
+    let response = server.router.clone().oneshot(request).await.unwrap();
+    let mut stream = response.into_body().into_data_stream();
+    stream.next().await.unwrap().unwrap();
+    assert!(log.take("skep::access").is_empty(), "the stream goes on");
+    drop(stream);
+    let line = log.take_one("skep::access");
+    assert_eq!((&line["status"], &line["cut_off"]), (&json!(200), &json!(true)));
+}
+
+#[tokio::test]
+async fn a_line_has_the_client_that_a_trusted_proxy_names() {
+    let options =
+        GatewayOptions { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..GatewayOptions::default() };
+    let server = Server::with(options).await;
+    let log = Log::start();
+    for (peer, expected) in [("10.0.0.7:9", "198.51.100.1"), ("203.0.113.5:9", "203.0.113.5")] {
+        let peer: SocketAddr = peer.parse().unwrap();
+        let request = Request::get("/v1/models").header("x-forwarded-for", "6.6.6.6, 198.51.100.1");
+        server.send(request.extension(ConnectInfo(peer)).body(Body::empty()).unwrap()).await;
+        assert_eq!(log.take_one("skep::access")["client"], expected);
+    }
+}
+
+#[tokio::test]
+async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
+    let server = guarded().await;
+    let admin = key(&server, "local", Role::Admin, None).await;
+    let invoke = key(&server, "acme", Role::Invoke, None).await;
+    let log = Log::start();
+    let session = "/v1/agents/echo/sessions/s";
+    for (act, method, path, body, subject, details) in [
+        (
+            "session.delete",
+            Method::DELETE,
+            "/v1/agents/echo/sessions/none",
+            Value::Null,
+            "agent=echo session=none",
+            "",
+        ),
+        ("agent.rollback", Method::POST, "/v1/agents/echo/rollback", json!({"version": 9}), "agent=echo", ""),
+        ("agent.delete", Method::DELETE, "/v1/agents/other", Value::Null, "agent=other", ""),
+        (
+            "key.create",
+            Method::POST,
+            "/v1/keys",
+            json!({"tenant": "acme", "role": "read"}),
+            "",
+            "tenant=acme role=read",
+        ),
+        ("key.revoke", Method::DELETE, "/v1/keys/none", Value::Null, "key=none", ""),
+        (
+            "secret.set",
+            Method::PUT,
+            "/v1/secrets/TOKEN",
+            json!({"value": "very-secret-value", "hosts": ["https://api.example.com"], "agent": "echo"}),
+            "name=TOKEN",
+            "agent=echo",
+        ),
+        (
+            "secret.delete",
+            Method::DELETE,
+            "/v1/secrets/TOKEN?agent=echo",
+            Value::Null,
+            "name=TOKEN",
+            "agent=echo",
+        ),
+        (
+            "webhook.add",
+            Method::POST,
+            "/v1/webhooks",
+            json!({"url": "https://example.com/my-path", "topics": ["skep.turn.failed"]}),
+            "",
+            "origin=https://example.com",
+        ),
+        ("webhook.remove", Method::DELETE, "/v1/webhooks/none", Value::Null, "webhook=none", ""),
+        ("webhook.redeliver", Method::POST, "/v1/webhooks/dead-letters/7/redeliver", Value::Null, "id=7", ""),
+        ("approval.decide", Method::POST, "/v1/approvals/none", json!({"decision": "deny"}), "id=none", ""),
+        (
+            "schedule.run",
+            Method::POST,
+            "/v1/agents/echo/schedules/none/run",
+            Value::Null,
+            "agent=echo id=none",
+            "",
+        ),
+        (
+            "schedule.cancel",
+            Method::DELETE,
+            "/v1/agents/echo/schedules/none",
+            Value::Null,
+            "agent=echo id=none",
+            "",
+        ),
+        ("agent.deploy", Method::POST, "/v1/agents", Value::Null, "", ""),
+        ("session.import", Method::PUT, session, json!({}), "agent=echo session=s", ""),
+    ] {
+        let answer = ask(&server, &admin, method.clone(), path, body).await;
+        let line = log.take_one("skep::audit");
+        let result = if answer.status.is_success() { "done" } else { "refused" };
+        assert_eq!(line["act"], act, "{line}");
+        assert_eq!(
+            (&line["result"], &line["status"]),
+            (&json!(result), &json!(answer.status.as_u16())),
+            "{line}"
+        );
+        assert_eq!((&line["tenant"], &line["role"]), (&json!("local"), &json!("admin")), "{line}");
+        assert!(line["by"].as_str().unwrap().starts_with("key"), "{line}");
+        assert_eq!(line["subject"], subject, "{line}");
+        let told = line["details"].as_str().unwrap_or("");
+        assert!(told.contains(details) && (details.is_empty() || result == "done"), "{line}");
+        for secret in ["very-secret-value", "my-path", "skep_", "whsec_"] {
+            assert!(!line.to_string().contains(secret), "{line}");
+        }
+    }
+    // One who may not is told too, and what a client does with its own session is no act of an operator.
+    ask(&server, &invoke, Method::DELETE, "/v1/agents/echo", Value::Null).await;
+    let line = log.take_one("skep::audit");
+    assert_eq!(
+        (&line["result"], &line["role"], &line["tenant"]),
+        (&json!("refused"), &json!("invoke"), &json!("acme"))
+    );
+    ask(&server, &invoke, Method::DELETE, session, Value::Null).await;
+    assert!(log.take("skep::audit").is_empty());
+}
+
+#[tokio::test]
+async fn a_host_without_keys_tells_the_acts_of_whoever_reaches_it() {
+    let access = AccessOptions { keys_required: false, ..AccessOptions::default() };
+    let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;
+    let log = Log::start();
+    server.send(Request::delete("/v1/agents/none").body(Body::empty()).unwrap()).await;
+    let line = log.take_one("skep::audit");
+    assert_eq!(
+        (&line["by"], &line["act"], &line["result"]),
+        (&json!("operator"), &json!("agent.delete"), &json!("refused"))
+    );
+}
