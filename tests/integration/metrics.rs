@@ -71,6 +71,16 @@ async fn every_documented_metric_is_there_with_its_labels() {
         }
     }
     assert!(!metrics.contains("never-a-label"), "a header became a label");
+    let alerts = include_str!("../../host/gateway/alerts.yml").lines();
+    for expression in alerts.filter_map(|line| line.trim().strip_prefix("expr: ")) {
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in words.filter(|word| word.starts_with("skep_") || word.starts_with("process_")) {
+            let is_there = metrics
+                .lines()
+                .any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+            assert!(is_there, "an alert is about {name}, which is not there");
+        }
+    }
 }
 
 #[tokio::test]
