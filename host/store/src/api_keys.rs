@@ -64,20 +64,19 @@ impl Store {
     pub async fn api_keys(&self) -> Result<Vec<ApiKeyRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at_ms, id");
         let rows = query(sqlx::AssertSqlSafe(sql))
-            .fetch_all(&self.readers)
+            .fetch_all(&self.key_reader)
             .await
             .map_err(StoreError::while_it("listed API keys"))?;
         Ok(rows.iter().map(api_key_row).collect())
     }
 
-    pub async fn api_key(&self, digest: &[u8; 32]) -> Result<Option<ApiKeyRow>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE digest = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
-            .bind(digest.as_slice())
-            .fetch_optional(&self.readers)
+    /// A number that grows whenever a key is made or changed, by whichever process; the use of a key is no change.
+    pub async fn api_key_changes(&self) -> Result<u64, StoreError> {
+        let changes: i64 = query_scalar("SELECT changes FROM api_key_changes")
+            .fetch_one(&self.key_reader)
             .await
-            .map_err(StoreError::while_it("looked for an API key"))?;
-        Ok(row.as_ref().map(api_key_row))
+            .map_err(StoreError::while_it("looked for changed API keys"))?;
+        Ok(changes as u64)
     }
 
     /// Marks a key as revoked; one that is revoked already stays as it is. `None` if there is no such key.
@@ -145,12 +144,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_found_by_its_digest_and_stays_revoked_from_the_first_time_on() {
+    async fn a_key_is_listed_and_stays_revoked_from_the_first_time_on() {
         let store = Store::in_memory().await.expect("a database in memory");
         store.put_api_key(&key("k1", 1)).await.expect("a new key");
         store.put_api_key(&key("k2", 2)).await.expect("a new key");
-        assert_eq!(store.api_key(&[2; 32]).await.expect("reads"), Some(key("k2", 2)));
-        assert_eq!(store.api_key(&[3; 32]).await.expect("reads"), None);
+        assert_eq!(store.api_keys().await.expect("reads"), [key("k1", 1), key("k2", 2)]);
         store.put_api_key(&key("k3", 1)).await.expect_err("the digest is taken");
 
         for at_ms in [7, 8] {
@@ -162,5 +160,22 @@ mod tests {
         let used: Vec<_> =
             store.api_keys().await.expect("reads").iter().map(|key| key.last_used_day).collect();
         assert_eq!(used, [None, Some(20_000)]);
+    }
+
+    #[tokio::test]
+    async fn another_process_sees_that_a_key_was_made_or_revoked_and_not_that_it_was_used() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let open = async || {
+            Store::open(&dir.path().join("skep.db"), crate::Durability::Process).await.expect("a database")
+        };
+        let (host, other) = (open().await, open().await);
+        let before = host.api_key_changes().await.expect("reads");
+        other.put_api_key(&key("k1", 1)).await.expect("a new key");
+        let made = host.api_key_changes().await.expect("reads");
+        other.use_api_key("k1", 20_000).await.expect("writes");
+        let used = host.api_key_changes().await.expect("reads");
+        other.revoke_api_key("k1", 7).await.expect("writes");
+        let revoked = host.api_key_changes().await.expect("reads");
+        assert!(before < made && made == used && used < revoked, "{before} {made} {used} {revoked}");
     }
 }

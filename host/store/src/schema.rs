@@ -263,6 +263,19 @@ const STEPS: &[&str] = &[
         PRIMARY KEY (day, tenant, agent)
     ) WITHOUT ROWID;
 ",
+    // Whoever holds the keys in memory reads one number to learn whether they are still the same. When a key was last
+    // used is not counted.
+    "
+    CREATE TABLE api_key_changes (changes INTEGER NOT NULL);
+    INSERT INTO api_key_changes VALUES (1);
+    CREATE TRIGGER api_key_made AFTER INSERT ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+    CREATE TRIGGER api_key_changed AFTER UPDATE OF id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms,
+        revoked_at_ms, requests_per_minute ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+    CREATE TRIGGER api_key_deleted AFTER DELETE ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

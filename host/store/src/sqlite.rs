@@ -27,6 +27,8 @@ pub enum Durability {
 pub struct Store {
     pub(crate) writer: SqlitePool,
     pub(crate) readers: SqlitePool,
+    /// One connection that reads API keys and nothing else, so that no request waits for a long read to be let in.
+    pub(crate) key_reader: SqlitePool,
     /// What turns write goes through here, many in one transaction.
     pub(crate) group: Writer,
     /// `None` of a database in memory.
@@ -41,9 +43,11 @@ impl Store {
         make_for_its_owner(path).map_err(|error| failed(error.into()))?;
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
         migrate(&writer).await.map_err(|error| error.of_file(path))?;
-        let readers = pool(4).connect_with(options.read_only(true)).await.map_err(failed)?;
+        let reading = options.read_only(true);
+        let readers = pool(4).connect_with(reading.clone()).await.map_err(failed)?;
+        let key_reader = pool(1).connect_lazy_with(reading);
         let path = Some(path.to_owned());
-        Ok(Store { group: Writer::start(writer.clone()), writer, readers, path })
+        Ok(Store { group: Writer::start(writer.clone()), writer, readers, key_reader, path })
     }
 
     /// A database that lives as long as the handle.
@@ -54,12 +58,14 @@ impl Store {
         let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
         let writer = single.connect_with(options).await.map_err(failed)?;
         migrate(&writer).await?;
-        Ok(Store { group: Writer::start(writer.clone()), readers: writer.clone(), writer, path: None })
+        let (readers, key_reader) = (writer.clone(), writer.clone());
+        Ok(Store { group: Writer::start(writer.clone()), readers, key_reader, writer, path: None })
     }
 
     /// Waits for the queries under way and closes the file.
     pub async fn close(&self) {
         self.readers.close().await;
+        self.key_reader.close().await;
         self.writer.close().await;
     }
 }

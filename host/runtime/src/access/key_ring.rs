@@ -1,49 +1,32 @@
 //! The keys of a host: made, listed, revoked, and told from strings that are none.
 //!
-//! A key is 256 random bits, so its SHA-256 is stored without salt and found by an index. A key that was found is believed
-//! for a second; that is how long one lives that another process revoked. Strings that are no key cost one read each, one
-//! after the other, so that whoever guesses waits for himself and not for the readers of others.
+//! A key is 256 random bits, so its SHA-256 is stored without salt. A request is answered from the keys in memory, see
+//! [`KnownKeys`]; that a key was used is written behind its back.
 
-use super::{ApiKey, NewApiKey, Tenant};
+use super::{
+    ApiKey, NewApiKey, Tenant,
+    known_keys::{KeyDigest, KnownKey, KnownKeys},
+};
 use crate::{AgentName, RuntimeError, capability::log::now_ms};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
-use std::{
-    collections::HashMap,
-    num::NonZeroU32,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::{num::NonZeroU32, sync::Arc};
 
 /// What every key begins with, so that scanners for leaked secrets find it.
 const PREFIX: &str = "skep_";
 const KEY_BYTES: usize = 32;
-const BELIEVED: Duration = Duration::from_secs(1);
 const DAY_MS: u64 = 24 * 3600 * 1000;
-
-type KeyDigest = [u8; 32];
 
 /// A handle; clones are the same ring.
 #[derive(Clone)]
 pub struct KeyRing {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     store: Store,
-    /// Only keys that exist are in here, so it is as small as their table.
-    believed: Mutex<HashMap<KeyDigest, Believed>>,
-    reading: tokio::sync::Mutex<()>,
-}
-
-struct Believed {
-    key: Arc<ApiKey>,
-    read_at: Instant,
+    known: KnownKeys,
 }
 
 impl KeyRing {
     pub fn new(store: Store) -> Self {
-        KeyRing { inner: Arc::new(Inner { store, believed: Mutex::default(), reading: Default::default() }) }
+        KeyRing { known: KnownKeys::new(store.clone()), store }
     }
 
     /// Makes a key. The second value is the key itself, which is nowhere else.
@@ -65,7 +48,8 @@ impl KeyRing {
             last_used_day: None,
             requests_per_minute: new.requests_per_minute,
         };
-        self.inner.store.put_api_key(&row(&key, digest(&secret))).await?;
+        self.store.put_api_key(&row(&key, digest(&secret))).await?;
+        self.known.look_again().await;
         tracing::info!(
             key = key.id,
             tenant = key.tenant.as_str(),
@@ -77,14 +61,14 @@ impl KeyRing {
 
     /// All keys, the oldest first.
     pub async fn list(&self) -> Result<Vec<ApiKey>, RuntimeError> {
-        self.inner.store.api_keys().await?.into_iter().map(api_key).collect()
+        self.store.api_keys().await?.into_iter().map(api_key).collect()
     }
 
-    /// A revoked key is refused from now on, and stays listed.
+    /// A revoked key stays listed. This host refuses it from now on, one that runs on the same folder within a second.
     pub async fn revoke(&self, id: &str) -> Result<ApiKey, RuntimeError> {
-        let row = self.inner.store.revoke_api_key(id, now_ms()).await?;
+        let row = self.store.revoke_api_key(id, now_ms()).await?;
         let row = row.ok_or_else(|| RuntimeError::KeyNotFound { id: id.chars().take(80).collect() })?;
-        self.inner.believed().remove(&row.digest);
+        self.known.look_again().await;
         tracing::info!(key = id, "an API key was revoked");
         api_key(row)
     }
@@ -94,52 +78,31 @@ impl KeyRing {
         if presented.len() != PREFIX.len() + 2 * KEY_BYTES || !presented.starts_with(PREFIX) {
             return Err(refused("it is not a key of this host"));
         }
-        let digest = digest(presented);
-        let key = match self.inner.believed_key(&digest) {
-            Some(key) => key,
-            None => self.inner.read(&digest).await?,
-        };
+        let found = self.known.find(&digest(presented)).await?;
+        let found = found.ok_or_else(|| refused("it is not a key of this host"))?;
         let now = now_ms();
-        if key.revoked_at_ms.is_some() {
+        if found.key.revoked_at_ms.is_some() {
             return Err(refused("it was revoked"));
         }
-        if key.expires_at_ms.is_some_and(|at| at <= now) {
+        if found.key.expires_at_ms.is_some_and(|at| at <= now) {
             return Err(refused("it has expired"));
         }
-        Ok(key)
+        self.note_use(&found, u32::try_from(now / DAY_MS).unwrap_or(u32::MAX));
+        Ok(found.key.clone())
     }
-}
 
-impl Inner {
-    /// As the store has it, and used today.
-    async fn read(&self, digest: &KeyDigest) -> Result<Arc<ApiKey>, RuntimeError> {
-        let _one = self.reading.lock().await;
-        if let Some(key) = self.believed_key(digest) {
-            return Ok(key);
+    /// Writes down the first use of a day. The request does not wait for it: the writer may be busy for seconds.
+    fn note_use(&self, used: &Arc<KnownKey>, today: u32) {
+        if !used.is_first_use(today) {
+            return;
         }
-        let Some(row) = self.store.api_key(digest).await? else {
-            self.believed().remove(digest);
-            return Err(refused("it is not a key of this host"));
-        };
-        let mut key = api_key(row)?;
-        let today = u32::try_from(now_ms() / DAY_MS).unwrap_or(u32::MAX);
-        if key.last_used_day != Some(today) {
-            self.store.use_api_key(&key.id, today).await?;
-            key.last_used_day = Some(today);
-        }
-        let key = Arc::new(key);
-        self.believed().insert(*digest, Believed { key: key.clone(), read_at: Instant::now() });
-        Ok(key)
-    }
-
-    fn believed_key(&self, digest: &KeyDigest) -> Option<Arc<ApiKey>> {
-        let believed = self.believed();
-        let found = believed.get(digest)?;
-        (found.read_at.elapsed() < BELIEVED).then(|| found.key.clone())
-    }
-
-    fn believed(&self) -> MutexGuard<'_, HashMap<KeyDigest, Believed>> {
-        self.believed.lock().unwrap_or_else(PoisonError::into_inner)
+        let (store, used) = (self.store.clone(), used.clone());
+        tokio::spawn(async move {
+            if let Err(error) = store.use_api_key(&used.key.id, today).await {
+                tracing::warn!(key = used.key.id, "it was not written down that a key was used: {error}");
+                used.forget_use();
+            }
+        });
     }
 }
 
@@ -175,7 +138,7 @@ fn row(key: &ApiKey, digest: KeyDigest) -> ApiKeyRow {
     }
 }
 
-fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
+pub(super) fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
     let agents = row.agents.map(|names| names.split(',').map(AgentName::new).collect::<Result<Vec<_>, _>>());
     Ok(ApiKey {
         id: row.id,
@@ -195,6 +158,8 @@ fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
 mod tests {
     use super::*;
     use crate::Role;
+    use skep_store::Durability;
+    use std::time::{Duration, Instant};
 
     fn new(expires_in: Option<Duration>) -> NewApiKey {
         NewApiKey {
@@ -217,9 +182,8 @@ mod tests {
         let (made, secret) = ring.create(new(None)).await.expect("made");
         assert_eq!((secret.len(), &secret[..5]), (69, "skep_"));
         let found = ring.authenticate(&secret).await.expect("its own key");
-        assert_eq!(*found, ApiKey { last_used_day: found.last_used_day, ..made.clone() });
-        assert!(found.last_used_day.is_some());
-        let rows = ring.inner.store.api_keys().await.expect("reads");
+        assert_eq!(*found, made);
+        let rows = ring.store.api_keys().await.expect("reads");
         assert_eq!(rows[0].digest, digest(&secret));
         assert!(!format!("{rows:?}{made:?}").contains(&secret[5..]));
 
@@ -247,14 +211,80 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_process_revoked_is_believed_no_longer_than_told() {
+    async fn the_day_of_its_use_is_written_down_once() {
         let ring = ring().await;
-        let (key, secret) = ring.create(new(None)).await.expect("made");
+        let (_, secret) = ring.create(new(None)).await.expect("made");
         ring.authenticate(&secret).await.expect("valid");
-        KeyRing::new(ring.inner.store.clone()).revoke(&key.id).await.expect("there");
-        for believed in ring.inner.believed().values_mut() {
-            believed.read_at -= BELIEVED;
+        let used = async || ring.list().await.expect("reads")[0].last_used_day;
+        within_a_second(async || used().await.is_some()).await;
+        let before = ring.store.api_key_changes().await.expect("reads");
+        ring.authenticate(&secret).await.expect("valid");
+        assert_eq!(ring.store.api_key_changes().await.expect("reads"), before);
+    }
+
+    #[tokio::test]
+    async fn a_key_that_another_process_made_or_revoked_is_known_within_a_second() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let open = async || {
+            let path = dir.path().join("skep.db");
+            KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"))
+        };
+        let (host, other) = (open().await, open().await);
+        host.authenticate(&bogus(0)).await.expect_err("no key");
+        let (key, secret) = other.create(new(None)).await.expect("made");
+        within_a_second(async || host.authenticate(&secret).await.is_ok()).await;
+        other.revoke(&key.id).await.expect("there");
+        within_a_second(async || host.authenticate(&secret).await.is_err()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn thousands_of_bogus_keys_a_second_neither_delay_a_valid_one_nor_are_remembered() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("skep.db");
+        let ring = KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"));
+        let (_, secret) = ring.create(new(None)).await.expect("made");
+        let attack = tokio::spawn({
+            let ring = ring.clone();
+            async move {
+                let mut refused = Vec::new();
+                // For longer than a key is believed without a look.
+                for round in 0..40 {
+                    for number in 0..500 {
+                        let ring = ring.clone();
+                        refused.push(tokio::spawn(async move {
+                            ring.authenticate(&bogus(round * 500 + number)).await.expect_err("no key")
+                        }));
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                for refused in refused {
+                    assert_eq!(refused.await.expect("no panic").code(), "invalid_api_key");
+                }
+            }
+        });
+        let mut slowest = Duration::ZERO;
+        while !attack.is_finished() {
+            let asked = Instant::now();
+            ring.authenticate(&secret).await.expect("valid");
+            slowest = slowest.max(asked.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        ring.authenticate(&secret).await.expect_err("revoked elsewhere");
+        attack.await.expect("each was refused");
+        println!("slowest answer to the valid key: {slowest:?}");
+        assert!(slowest < Duration::from_millis(250), "{slowest:?}");
+        assert_eq!(ring.known.len(), 1);
+    }
+
+    /// Well formed, and nobody's.
+    fn bogus(number: usize) -> String {
+        format!("{PREFIX}{number:064x}")
+    }
+
+    async fn within_a_second(is_so: impl AsyncFn() -> bool) {
+        let begun = Instant::now();
+        while !is_so().await {
+            assert!(begun.elapsed() < Duration::from_secs(1), "not within a second");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 mod api_key;
 mod key_ring;
+mod known_keys;
 mod tenant;
 
 pub use api_key::{ApiKey, NewApiKey, Role};
