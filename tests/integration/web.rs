@@ -11,7 +11,7 @@ use tokio::{
     net::TcpListener,
 };
 
-const VALUE: &str = "sk_live_0123456789";
+const VALUE: &str = "sk_live_4eC39HqLyjWD";
 
 /// A server that answers with what it was sent, head and all.
 async fn echo_server() -> String {
@@ -90,6 +90,8 @@ async fn a_secret_that_the_command_line_sets_reaches_the_server_and_nobody_else(
     assert!(done);
     let (done, said) = skep(&host, &["secret", "delete", "PAY_KEY"], "").await;
     assert!(!done && said.contains("secret_not_found"), "{said}");
+    let (done, said) = skep(&host, &["secret", "set", "PAY_KEY", "--to", &origin], "hunter2").await;
+    assert!(!done && said.contains("it may have 12 to 4096") && !said.contains("hunter2"), "{said}");
     let (done, said) = skep(&host, &["secret", "set", "PAY_KEY", "--to", "example.com"], VALUE).await;
     assert!(!done && said.contains("is no origin") && !said.contains(VALUE), "{said}");
 

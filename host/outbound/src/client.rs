@@ -1,10 +1,11 @@
 //! Sends one bounded request, wherever redirects may lead it.
 
 use crate::{
-    AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, Secrets, SystemResolver,
+    AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, SystemResolver,
     bounded_body::{self, innermost},
     connections::Connections,
     redirect,
+    secret::Carried,
 };
 use std::{
     fmt,
@@ -111,16 +112,20 @@ impl Client {
     ) -> Result<Response, OutboundError> {
         let _permit = self.inner.running.acquire().await.expect("the semaphore is never closed");
         let secrets = policy.secrets();
+        // Of all hops: what one server was told, the next one may know.
+        let mut carried = Carried::default();
         let mut redirects = 0;
         loop {
-            let mut response = self.send_once(&secrets.fill(&request, bounds.request_bytes)?).await?;
+            let filled = secrets.fill(&request, bounds.request_bytes, &mut carried)?;
+            let mut response = self.send_once(&filled).await?;
             // First of all, so that nothing that is made of a response, an error included, holds a secret.
-            secrets.redact_headers(response.headers_mut());
+            carried.redact_headers(response.headers_mut());
+            carried.check(&request.origin, response.status(), response.headers())?;
             let next = match bounds.redirects {
                 0 => None,
                 _ => redirect::follow(&request, response.status(), response.headers())?,
             };
-            let Some(mut next) = next else { return read(response, request, secrets, bounds).await };
+            let Some(mut next) = next else { return read(response, request, &carried, bounds).await };
             redirects += 1;
             if redirects > bounds.redirects {
                 return Err(OutboundError::TooManyRedirects { limit: bounds.redirects });
@@ -147,7 +152,7 @@ impl Client {
 async fn read(
     response: reqwest::Response,
     request: Request,
-    secrets: &Secrets,
+    carried: &Carried,
     bounds: &Bounds,
 ) -> Result<Response, OutboundError> {
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
@@ -156,7 +161,7 @@ async fn read(
         return Err(OutboundError::ResponseTooLarge { limit: MAX_RESPONSE_HEADER_BYTES });
     }
     let body = bounded_body::read(response, &request.origin, bounds.response_bytes).await?;
-    let body = secrets.redact_body(body, bounds.response_bytes)?;
+    let body = carried.redact_body(body, bounds.response_bytes)?;
     Ok(Response { status, url: request.url, headers, body })
 }
 

@@ -46,6 +46,10 @@ pub enum OutboundError {
     TooManyRedirects { limit: usize },
     #[error("the redirect of {origin} cannot be followed: {problem}")]
     Redirect { origin: Origin, problem: String },
+    #[error(
+        "the answer of {origin} cannot be searched for the secret that the request carried, and is not given out: {problem}"
+    )]
+    Concealed { origin: Origin, problem: String },
     #[error("there was no whole response before the deadline")]
     DeadlineExceeded,
 }
@@ -71,6 +75,7 @@ impl OutboundError {
             Self::ResponseTooLarge { .. } => "response_too_large",
             Self::TooManyRedirects { .. } => "too_many_redirects",
             Self::Redirect { .. } => "redirect_refused",
+            Self::Concealed { .. } => "response_concealed",
             Self::DeadlineExceeded => "deadline_exceeded",
         }
     }

@@ -3,17 +3,24 @@
 //! Whoever writes a request knows a placeholder. What it stands for is put in on the way out, hop by hop, and only
 //! towards the origins that the secret is for; what comes back has the placeholder again wherever the value was. So a
 //! request and a response can be kept and shown.
+//!
+//! An answer is searched for the secrets that its own request carried, and for no others: or whoever chooses what is in an
+//! answer could find out a value by seeing what is taken out of it.
+
+mod spelling;
+mod strength;
+
+pub use strength::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, check_secret_value};
 
 use crate::{Origin, OutboundError, Policy, Request};
 use reqwest::{
-    Url,
-    header::{HeaderMap, HeaderValue},
+    StatusCode, Url,
+    header::{
+        ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue, IF_RANGE, RANGE,
+    },
 };
+use spelling::Pattern;
 use std::{borrow::Cow, fmt};
-
-/// A shorter value would be found in answers where it is not meant.
-pub const MIN_SECRET_BYTES: usize = 8;
-pub const MAX_SECRET_BYTES: usize = 4 << 10;
 
 /// What a placeholder stands for, and where it may go.
 #[derive(Clone)]
@@ -31,11 +38,9 @@ pub struct Secret {
 #[derive(Clone, Debug, Default)]
 pub struct Secrets(Vec<Secret>);
 
-/// A value as answers may spell it, and what is written for it.
-struct Spelling<'a> {
-    value: Cow<'a, str>,
-    placeholder: &'a str,
-}
+/// The secrets that were put into a request, or into one that led to it.
+#[derive(Debug, Default)]
+pub(crate) struct Carried(Vec<Secret>);
 
 impl Secrets {
     pub fn new(secrets: Vec<Secret>) -> Self {
@@ -43,10 +48,22 @@ impl Secrets {
     }
 
     /// The request with values for placeholders, for this one hop. At most `limit` bytes of body.
-    pub(crate) fn fill(&self, request: &Request, limit: usize) -> Result<Request, OutboundError> {
+    pub(crate) fn fill(
+        &self,
+        request: &Request,
+        limit: usize,
+        carried: &mut Carried,
+    ) -> Result<Request, OutboundError> {
         let mut filled = request.clone();
+        let mut carries = false;
         for secret in &self.0 {
-            secret.fill(&mut filled, limit)?;
+            if secret.fill(&mut filled, limit)? {
+                carries = true;
+                carried.add(secret);
+            }
+        }
+        if carries {
+            ask_for_all_of_it(&mut filled.headers)?;
         }
         Ok(filled)
     }
@@ -61,8 +78,49 @@ impl Secrets {
             headers.remove(name);
         }
     }
+}
 
+impl Carried {
+    fn add(&mut self, secret: &Secret) {
+        if self.0.iter().all(|known| known.name != secret.name) {
+            self.0.push(secret.clone());
+        }
+    }
+
+    /// Refuses an answer in which a value could not be seen.
+    pub(crate) fn check(
+        &self,
+        origin: &Origin,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> Result<(), OutboundError> {
+        let concealed = |problem: String| Err(OutboundError::Concealed { origin: origin.clone(), problem });
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        if status == StatusCode::PARTIAL_CONTENT || headers.contains_key(CONTENT_RANGE) {
+            return concealed("it is a part only".to_owned());
+        }
+        match headers.get_all(CONTENT_ENCODING).iter().find(|encoding| *encoding != "identity") {
+            Some(encoding) => concealed(format!("it is encoded as {encoding:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// A header that has a value in its name is left out.
     pub(crate) fn redact_headers(&self, headers: &mut HeaderMap) {
+        if self.0.is_empty() {
+            return;
+        }
+        let in_lowercase =
+            self.0.iter().filter_map(|secret| secret.value.as_ref()).map(|value| value.to_lowercase());
+        let in_lowercase: Vec<Pattern> = in_lowercase.flat_map(|value| Pattern::of(&value)).collect();
+        let is_named = |name: &HeaderName| {
+            in_lowercase.iter().any(|pattern| pattern.find(name.as_str().as_bytes(), 0).is_some())
+        };
+        for name in headers.keys().filter(|name| is_named(name)).cloned().collect::<Vec<_>>() {
+            headers.remove(name);
+        }
         for value in headers.values_mut() {
             if let Cow::Owned(redacted) = self.redacted(value.as_bytes()) {
                 *value =
@@ -80,24 +138,57 @@ impl Secrets {
     }
 
     fn redacted<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        let spellings = self.0.iter().flat_map(Secret::spellings);
-        spellings.fold(Cow::Borrowed(bytes), |bytes, Spelling { value, placeholder }| {
-            match find(&bytes, &value) {
-                Some(_) => Cow::Owned(replace(&bytes, &value, placeholder)),
-                None => bytes,
-            }
+        let values = self.0.iter().filter_map(|secret| Some((secret.value.as_ref()?, &secret.placeholder)));
+        values.fold(Cow::Borrowed(bytes), |bytes, (value, placeholder)| {
+            Pattern::of(value).iter().fold(bytes, |bytes, pattern| {
+                replaced(&bytes, pattern, placeholder).map_or(bytes, Cow::Owned)
+            })
         })
     }
 }
 
+/// An answer that is compressed, or a part, could have a value in it that nobody finds.
+fn ask_for_all_of_it(headers: &mut HeaderMap) -> Result<(), OutboundError> {
+    headers.remove(ACCEPT_ENCODING);
+    let partial = [RANGE, IF_RANGE].into_iter().find(|name| headers.contains_key(name));
+    partial.map_or(Ok(()), |name| {
+        Err(OutboundError::Header {
+            name: name.to_string(),
+            problem: "a request with a secret asks for the whole answer, in which the secret can be found again; leave \
+                      the header out"
+                .to_owned(),
+        })
+    })
+}
+
+/// `None`: there is nothing to replace.
+fn replaced(bytes: &[u8], pattern: &Pattern, placeholder: &str) -> Option<Vec<u8>> {
+    let mut found = pattern.find(bytes, 0)?;
+    let mut replaced = Vec::with_capacity(bytes.len());
+    let mut from = 0;
+    loop {
+        // A neighbour of one find may have been taken with the find before it.
+        replaced.extend_from_slice(&bytes[from..found.start.max(from)]);
+        replaced.extend_from_slice(placeholder.as_bytes());
+        from = found.end;
+        match pattern.find(bytes, from) {
+            Some(next) => found = next,
+            None => break,
+        }
+    }
+    replaced.extend_from_slice(&bytes[from..]);
+    Some(replaced)
+}
+
 impl Secret {
-    fn fill(&self, request: &mut Request, limit: usize) -> Result<(), OutboundError> {
+    /// Whether the request named it.
+    fn fill(&self, request: &mut Request, limit: usize) -> Result<bool, OutboundError> {
         let in_url = request.url.as_str().contains(&self.placeholder);
         let in_headers =
             request.headers.values().any(|value| find(value.as_bytes(), &self.placeholder).is_some());
         let in_body = find(&request.body, &self.placeholder).is_some();
         if !(in_url || in_headers || in_body) {
-            return Ok(());
+            return Ok(false);
         }
         self.check(&request.origin)?;
         let Some(value) = &self.value else {
@@ -120,7 +211,7 @@ impl Secret {
             }
             request.body = replace(&request.body, &self.placeholder, value);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn check(&self, origin: &Origin) -> Result<(), OutboundError> {
@@ -156,18 +247,6 @@ impl Secret {
             header.set_sensitive(true);
         }
         Ok(())
-    }
-
-    /// As it is, as a URL has it, and as JSON has it.
-    fn spellings(&self) -> impl Iterator<Item = Spelling<'_>> {
-        self.value.iter().flat_map(|value| {
-            let plain = Cow::Borrowed(value.as_str());
-            let json = serde_json::to_string(value).expect("a string is always JSON");
-            let json = json[1..json.len() - 1].to_owned();
-            let others = [percent_encoded(value), json].into_iter().filter(move |other| other != value);
-            let values = std::iter::once(plain).chain(others.map(Cow::Owned));
-            values.map(|value| Spelling { value, placeholder: &self.placeholder })
-        })
     }
 }
 
@@ -238,7 +317,9 @@ mod tests {
             &format!("Bearer {PLACEHOLDER}"),
             &format!("a={PLACEHOLDER}&b={PLACEHOLDER}"),
         );
-        let filled = secrets("s3cret/&value").fill(&request, 1_000).expect("it is for this origin");
+        let filled = secrets("s3cret/&value")
+            .fill(&request, 1_000, &mut Carried::default())
+            .expect("it is for this origin");
         assert_eq!(filled.url.as_str(), "https://api.example.com/v1?key=s3cret%2F%26value");
         assert_eq!(filled.headers["x-key"], "Bearer s3cret/&value");
         assert!(filled.headers["x-key"].is_sensitive());
@@ -254,7 +335,8 @@ mod tests {
             (&format!("https://evil.example/?{PLACEHOLDER}"), "", ""),
             ("http://api.example.com/", PLACEHOLDER, ""),
         ] {
-            let error = secrets.fill(&post(url, header, body), 1_000).expect_err(url);
+            let error =
+                secrets.fill(&post(url, header, body), 1_000, &mut Carried::default()).expect_err(url);
             assert_eq!(error.code(), "secret_not_granted");
             assert!(
                 error.to_string().contains("KEY") && error.to_string().ends_with("to hosts of KEY"),
@@ -265,33 +347,44 @@ mod tests {
             format!("https://api.example.com/{PLACEHOLDER}/x"),
             format!("https://api.example.com/{PLACEHOLDER}?k={PLACEHOLDER}"),
         ] {
-            let error = secrets.fill(&post(&url, "", ""), 1_000).expect_err("a path");
+            let error =
+                secrets.fill(&post(&url, "", ""), 1_000, &mut Carried::default()).expect_err("a path");
             assert_eq!(error.code(), "secret_misplaced");
         }
         let unnamed = post("https://evil.example/", "plain", "plain");
-        assert!(secrets.fill(&unnamed, 1_000).is_ok(), "what names no secret may go where it is granted");
+        assert!(
+            secrets.fill(&unnamed, 1_000, &mut Carried::default()).is_ok(),
+            "what names no secret may go where it is granted"
+        );
     }
 
     #[test]
     fn a_value_with_a_line_break_is_for_bodies_only() {
         let secrets = secrets("line one\nline two");
-        let error =
-            secrets.fill(&post("https://api.example.com/", PLACEHOLDER, ""), 1_000).expect_err("a header");
+        let error = secrets
+            .fill(&post("https://api.example.com/", PLACEHOLDER, ""), 1_000, &mut Carried::default())
+            .expect_err("a header");
         assert!(!error.to_string().contains("line one"), "{error}");
-        assert!(secrets.fill(&post("https://api.example.com/", "", PLACEHOLDER), 1_000).is_ok());
+        assert!(
+            secrets
+                .fill(&post("https://api.example.com/", "", PLACEHOLDER), 1_000, &mut Carried::default())
+                .is_ok()
+        );
     }
 
     #[test]
     fn a_body_that_grows_over_its_limit_is_refused() {
         let body = PLACEHOLDER.repeat(100);
         let request = post("https://api.example.com/", "", &body);
-        let error = secrets(&"v".repeat(4_000)).fill(&request, 10_000).expect_err("400 kB of values");
+        let error = secrets(&"v".repeat(4_000))
+            .fill(&request, 10_000, &mut Carried::default())
+            .expect_err("400 kB of values");
         assert!(matches!(error, OutboundError::RequestTooLarge { bytes: 400_000, .. }), "{error}");
     }
 
     #[test]
     fn a_value_that_comes_back_is_the_placeholder_again_however_it_is_spelt() {
-        let secrets = secrets("s3cret/\"value");
+        let secrets = Carried(secrets("s3cret/\"value").0);
         let body = br#"plain s3cret/"value, url s3cret%2F%22value, json "s3cret/\"value""#.to_vec();
         let redacted = secrets.redact_body(body, 1_000).expect("small");
         let text = String::from_utf8(redacted).expect("it was text");

@@ -11,7 +11,7 @@ use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     rand::{SecureRandom, SystemRandom},
 };
-use skep_outbound::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Origins};
+use skep_outbound::{Origins, check_secret_value};
 use skep_store::{SecretRow, Store};
 use std::{
     io,
@@ -74,12 +74,7 @@ impl Vault {
         hosts: &Origins,
     ) -> Result<(), RuntimeError> {
         let invalid = |message: String| RuntimeError::InvalidSecret { name: name.to_string(), message };
-        if !(MIN_SECRET_BYTES..=MAX_SECRET_BYTES).contains(&value.len()) {
-            let bytes = value.len();
-            return Err(invalid(format!(
-                "its value has {bytes} bytes; it may have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"
-            )));
-        }
+        check_secret_value(value).map_err(invalid)?;
         if hosts.is_empty() {
             return Err(invalid(
                 "it names no host that it may be sent to; name such as \"https://api.example.com\", or \"*\""
@@ -431,8 +426,9 @@ mod tests {
     async fn a_value_has_a_size_and_a_place_to_go() {
         let vault = Vault::new(Store::in_memory().await.expect("a database"), None);
         for (value, hosts, expected) in [
-            ("short", hosts(), "8 to 4096"),
-            (&*"x".repeat(4_097), hosts(), "8 to 4096"),
+            ("hunter2", hosts(), "12 to 4096"),
+            (&*"x".repeat(4_097), hosts(), "12 to 4096"),
+            ("password1234", hosts(), "can be guessed"),
             ("s3cret-value", Origins::default(), "no host"),
         ] {
             let error = vault.set(None, &name("KEY"), value, &hosts).await.expect_err(expected);

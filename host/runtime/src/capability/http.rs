@@ -124,6 +124,7 @@ fn http_error(error: FetchError) -> HttpError {
             | E::Connect { .. }
             | E::Exchange { .. }
             | E::Redirect { .. }
+            | E::Concealed { .. }
             | E::TooManyRedirects { .. } => HttpError::Failed(text),
             E::RequestTooLarge { .. } | E::ResponseTooLarge { .. } => HttpError::TooLarge(text),
             E::DeadlineExceeded => HttpError::Timeout,

@@ -3,7 +3,11 @@
 use super::{
     fixture::Host,
     guest::Guest,
-    web::{Server, granting},
+    web::{Server, fetcher, granting},
+};
+use base64::{
+    Engine as _,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
 use skep_outbound::Origins;
 
@@ -34,6 +38,20 @@ fn sender() -> Guest {
                             (local.set $length (i32.load (i32.const 628)))))))"#,
         ..Guest::default()
     }
+}
+
+/// As [`sender`], with a header beside it, of which name and value are so long.
+fn sender_with(header: &'static str, name: u32, value: u32) -> Guest {
+    let plain = sender();
+    let module = format!(
+        r#"{} (data (i32.const 528) "{header}")
+            (data (i32.const 576) "\10\02\00\00\{name:02x}\00\00\00\{:02x}\02\00\00\{value:02x}\00\00\00")"#,
+        plain.module,
+        16 + name,
+    );
+    let sent = plain.on_message.replacen("(i32.const 0) (i32.const 0)", "(i32.const 576) (i32.const 1)", 1);
+    assert_ne!(sent, plain.on_message, "the header is sent");
+    Guest { module: module.leak(), on_message: sent.leak(), ..plain }
 }
 
 fn origins(origin: &str) -> Origins {
@@ -112,4 +130,84 @@ async fn another_agents_secret_is_not_there() {
     host.agents.delete_secret(Some("other"), "KEY").await.expect("it is there");
     let error = host.agents.delete_secret(Some("other"), "KEY").await.expect_err("it is gone");
     assert_eq!(error.code(), "secret_not_found");
+}
+
+/// An agent that is deployed as `pay` and granted `KEY`, which has this value and is for this server.
+async fn host_with(value: &str, server: &Server, guest: Guest) -> Host {
+    let origin = format!("http://{}", server.address);
+    let host = Host::with(granting(&["*"])).await;
+    host.agents.set_secret(None, "KEY", value, &origins(&origin)).await.expect("valid");
+    host.deploy("pay", &manifest(&origin), guest).await.expect("valid");
+    host
+}
+
+#[tokio::test]
+async fn a_value_is_taken_out_of_an_answer_in_every_spelling_and_across_chunks() {
+    let value = "s3cret/\"value\"+>?";
+    let mut server = Server::start().await;
+    let host = host_with(value, &server, sender()).await;
+    let url = format!("http://{}/echo", server.address);
+    let encoded = |prefix: &str| {
+        [STANDARD.encode(format!("{prefix}{value}")), URL_SAFE_NO_PAD.encode(format!("{prefix}{value}!"))]
+    };
+    let spellings = [
+        value.to_owned(),
+        "s3cret%2F%22value%22%2B%3E%3F".to_owned(),
+        "s3cret%2f%22value%22%2b%3e%3f".to_owned(),
+        value.bytes().map(|byte| format!("%{byte:02X}")).collect(),
+        "s3cret/&quot;value&quot;+&gt;?".to_owned(),
+        "s3cret&#x2F;&#34;value&#34;&#43;&#x3e;&#63;".to_owned(),
+        r#"s3cret\/\"value\"+\u003e?"#.to_owned(),
+    ];
+    let spellings = spellings.into_iter().chain(["", "u", "us"].into_iter().flat_map(encoded));
+    for (number, spelling) in spellings.enumerate() {
+        let handle = host.invoke("pay", &format!("s{number}"), &url).await.expect("taken");
+        let asked = server.next().await;
+        assert_eq!(asked.body, value);
+        asked.answer_in_chunks("", format!("you sent <{spelling}>").as_bytes()).await;
+        let answer = handle.outcome().await.expect("goes well").text;
+        assert!(answer.starts_with("you sent <") && answer.contains("secret.KEY."), "{spelling}: {answer}");
+        assert!(!answer.contains(&spelling[4..]) && answer.len() < 70, "{spelling}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_which_a_value_could_hide_is_not_asked_for_and_not_given_out() {
+    let mut server = Server::start().await;
+    let url = format!("http://{}/", server.address);
+    let host = host_with(VALUE, &server, sender_with("accept-encodinggzip", 15, 4)).await;
+    let handle = host.invoke("pay", "s", &url).await.expect("taken");
+    let asked = server.next().await;
+    assert!(!asked.head.to_lowercase().contains("accept-encoding"), "{}", asked.head);
+    asked.answer_in_chunks("content-encoding: gzip\r\n", b"whatever").await;
+    let answer = handle.outcome().await.expect("the agent goes on").text;
+    assert!(answer.contains("cannot be searched for the secret") && answer.contains("gzip"), "{answer}");
+
+    let host = host_with(VALUE, &server, sender_with("rangebytes=0-3", 5, 9)).await;
+    let answer = host.answer("pay", "s", &url).await;
+    assert!(answer.contains("\"range\"") && answer.contains("leave the header out"), "{answer}");
+    assert!(server.asked.is_empty());
+}
+
+#[tokio::test]
+async fn an_answer_to_a_request_without_the_secret_tells_nothing_of_its_value() {
+    let mut server = Server::start().await;
+    let host = host_with(VALUE, &server, fetcher()).await;
+    let handle = host.invoke("pay", "s", &format!("http://{}/", server.address)).await.expect("taken");
+    // Somebody tries out values: a right one looks as a wrong one does.
+    server.next().await.answer(&format!("{VALUE} or s3cret-guess")).await;
+    let answer = handle.outcome().await.expect("goes well").text;
+    assert_eq!(answer, format!("{VALUE} or s3cret-guess"));
+}
+
+#[tokio::test]
+async fn a_value_that_could_be_guessed_is_not_set() {
+    let host = Host::with(granting(&["*"])).await;
+    for value in ["k3y-v4lue!x", "password1234", "aaaaaaaaaaaaaaaa", "123456789012"] {
+        let to = origins("https://api.example.com");
+        let error = host.agents.set_secret(None, "KEY", value, &to).await.expect_err(value);
+        assert_eq!(error.code(), "invalid_secret");
+        assert!(error.to_string().contains("guessed") && !error.to_string().contains(value), "{error}");
+    }
+    assert!(host.agents.secrets().await.expect("read").is_empty());
 }

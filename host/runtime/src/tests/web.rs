@@ -128,6 +128,18 @@ impl Asked {
         // Whoever asked may have gone away.
         let _ = self.stream.write_all(answer.as_bytes()).await;
     }
+
+    /// Answers with these lines in the head, and a body that comes in chunks of a few bytes.
+    pub(super) async fn answer_in_chunks(mut self, head: &str, body: &[u8]) {
+        let head =
+            format!("HTTP/1.1 200 OK\r\nconnection: close\r\n{head}transfer-encoding: chunked\r\n\r\n");
+        let _ = self.stream.write_all(head.as_bytes()).await;
+        for chunk in body.chunks(5) {
+            let chunk = [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat();
+            let _ = self.stream.write_all(&chunk).await;
+        }
+        let _ = self.stream.write_all(b"0\r\n\r\n").await;
+    }
 }
 
 /// The operator grants these hosts, and lets agents connect to this machine.
