@@ -34,6 +34,10 @@ const MAX_ID_BYTES: usize = 128;
 #[derive(Clone)]
 pub struct RemoteParent(Arc<Adopt>);
 
+/// The id of a request, among its extensions.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) String);
+
 type Adopt = dyn Fn(&HeaderMap, &Span) + Send + Sync;
 
 impl RemoteParent {
@@ -49,7 +53,7 @@ impl fmt::Debug for RemoteParent {
 }
 
 /// Keeps the id that the client sent, or mints one.
-pub(crate) async fn request(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+pub(crate) async fn request(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= MAX_ID_BYTES).cloned();
     let id = given.unwrap_or_else(|| {
         HeaderValue::from_str(&uuid::Uuid::now_v7().simple().to_string()).expect("hex digits make a header")
@@ -88,6 +92,7 @@ pub(crate) async fn request(State(gateway): State<Gateway>, request: Request, ne
         is_whole: false,
         spent,
     };
+    request.extensions_mut().insert(RequestId(line.request_id.clone()));
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status();
     span.record("http.response.status_code", i64::from(status.as_u16()));

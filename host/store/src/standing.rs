@@ -2,7 +2,7 @@
 
 use crate::{Store, StoreError, writer::Write};
 use sqlx::{SqliteConnection, query, query_as};
-use std::path::PathBuf;
+use std::path::Path;
 
 /// The histogram of the time that commits of turns take, in seconds. It is described by whoever has a recorder.
 pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
@@ -52,10 +52,10 @@ impl Store {
     /// `None` of a database in memory.
     pub fn disk_use(&self) -> Option<DiskUse> {
         let path = self.path.as_ref()?;
-        let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |found| found.len());
+        let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
         let mut wal = path.clone().into_os_string();
         wal.push("-wal");
-        Some(DiskUse { database: bytes(path), wal: bytes(&wal.into()), free: free_bytes(path) })
+        Some(DiskUse { database: bytes(path), wal: bytes(wal.as_ref()), free: free_bytes(path) })
     }
 }
 
@@ -67,14 +67,14 @@ pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Store
 }
 
 #[cfg(unix)]
-fn free_bytes(path: &PathBuf) -> Option<u64> {
+fn free_bytes(path: &Path) -> Option<u64> {
     let folder = path.parent()?;
     let system = rustix::fs::statvfs(folder).ok()?;
     Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 #[cfg(not(unix))]
-fn free_bytes(_path: &PathBuf) -> Option<u64> {
+fn free_bytes(_path: &Path) -> Option<u64> {
     None
 }
 

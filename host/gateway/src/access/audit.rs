@@ -4,9 +4,10 @@
 //! what it made, it puts on its answer as [`Details`].
 
 use super::{Caller, Requester};
+use crate::{client_address::ClientAddress, trace::RequestId};
 use axum::{
-    extract::RawPathParams,
-    http::{Extensions, Method, StatusCode},
+    extract::{MatchedPath, RawPathParams},
+    http::{Extensions, Method, StatusCode, request::Parts},
 };
 use std::{fmt::Write, net::IpAddr};
 
@@ -47,6 +48,7 @@ pub(super) struct Act {
     requester: Requester,
     role: &'static str,
     client: Option<IpAddr>,
+    request_id: Option<String>,
     /// The parameters of the path.
     subject: String,
     /// `None` until the act is over: what came of it is not known, if the client went away.
@@ -56,23 +58,17 @@ pub(super) struct Act {
 
 impl Act {
     /// What the request is an act of, if it is one.
-    pub(super) fn of(
-        method: &Method,
-        route: Option<&str>,
-        caller: &Caller,
-        client: Option<IpAddr>,
-        parameters: impl FnOnce() -> Option<String>,
-    ) -> Option<Act> {
-        let route = route?;
-        let known = ACTS.iter().find(|(known, path, ..)| known == method && *path == route);
-        let (.., name, of) = known.filter(|(.., of)| *of == Of::Everyone || caller.is_admin())?;
-        debug_assert!(*of == Of::Everyone || caller.is_admin());
+    pub(super) fn of(parts: &Parts, caller: &Caller, parameters: Option<&RawPathParams>) -> Option<Act> {
+        let route = parts.extensions.get::<MatchedPath>()?.as_str();
+        let known = ACTS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
+        let (.., name, _) = known.filter(|(.., of)| *of == Of::Everyone || caller.is_admin())?;
         Some(Act {
             name,
             requester: caller.requester(),
             role: caller.role(),
-            client,
-            subject: parameters().unwrap_or_default(),
+            client: parts.extensions.get::<ClientAddress>().map(|client| client.0),
+            request_id: parts.extensions.get::<RequestId>().map(|id| id.0.clone()),
+            subject: parameters.map(subject).unwrap_or_default(),
             status: None,
             details: None,
         })
@@ -85,7 +81,7 @@ impl Act {
 }
 
 /// The parameters of a path, as `agent=concierge version=2`.
-pub(super) fn subject(parameters: &RawPathParams) -> String {
+fn subject(parameters: &RawPathParams) -> String {
     let mut subject = String::new();
     for (name, value) in parameters {
         let space = if subject.is_empty() { "" } else { " " };
@@ -106,6 +102,7 @@ impl Drop for Act {
             target: "skep::audit",
             parent: None,
             act = self.name,
+            request_id = self.request_id,
             by = self.requester.key.as_deref().unwrap_or("operator"),
             tenant = self.requester.tenant.as_str(),
             role = self.role,

@@ -107,11 +107,8 @@ async fn act_of(request: Request) -> (Request, Option<Act>) {
     let Some(Identity(Ok(caller))) = parts.extensions.get::<Identity>().cloned() else {
         return (Request::from_parts(parts, body), None);
     };
-    let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let client = parts.extensions.get::<ClientAddress>().map(|client| client.0);
     let parameters = RawPathParams::from_request_parts(&mut parts, &()).await.ok();
-    let act =
-        Act::of(&parts.method, route.as_deref(), &caller, client, || parameters.as_ref().map(audit::subject));
+    let act = Act::of(&parts, &caller, parameters.as_ref());
     (Request::from_parts(parts, body), act)
 }
 

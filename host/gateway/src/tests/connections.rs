@@ -299,6 +299,10 @@ async fn two_thousand_idle_and_two_hundred_slow_connections_are_not_noticed() {
     let beside = latencies(&running).await;
     println!("p50 and p99 alone {alone:?}, beside 2,000 idle and 200 slow connections {beside:?}");
     assert!(beside[1] < Duration::from_secs(1), "{beside:?} instead of {alone:?}");
+    for (connection, stream) in idle.iter_mut().enumerate() {
+        let answer = ask(stream, HEALTH).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "idle connection {connection}: {answer}");
+    }
     slow.iter().for_each(JoinHandle::abort);
 }
 

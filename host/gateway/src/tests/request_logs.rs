@@ -238,7 +238,10 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
         let answer = ask(&server, &admin, method.clone(), path, body).await;
         let line = log.take_one("skep::audit");
         let result = if answer.status.is_success() { "done" } else { "refused" };
-        assert_eq!(line["act"], act, "{line}");
+        assert_eq!(
+            (&line["act"], &line["request_id"]),
+            (&json!(act), &json!(answer.headers["x-request-id"].to_str().unwrap()))
+        );
         assert_eq!(
             (&line["result"], &line["status"]),
             (&json!(result), &json!(answer.status.as_u16())),
