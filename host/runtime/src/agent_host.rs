@@ -69,6 +69,10 @@ impl AgentHost {
         models: ModelSet,
         options: RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
+        if let Err(error) = store.tidy().await {
+            // Nothing of it can be seen, and the next start tries again.
+            tracing::warn!("what was deleted is not removed from the database yet: {error}");
+        }
         let keys = KeyRing::new(store.clone());
         let services = Arc::new(Services::start(store, models, &options).await?);
         services.restore().await?;

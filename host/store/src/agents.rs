@@ -3,8 +3,12 @@
 //! Every deployment is a version of its own, and one version of an agent is in force. A component is stored once under
 //! its digest, however many versions share it, and goes with the last of them.
 
-use crate::{NewSchedule, Store, StoreError, schedules};
-use sqlx::{Row, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    NewSchedule, Store, StoreError,
+    pieces::{Bind, PIECE, Piece, Progress, remove_content, remove_turns},
+    rows, schedules,
+};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Versions kept for each agent; older ones go when newer ones come.
 pub(crate) const VERSIONS_PER_AGENT: i64 = 20;
@@ -39,50 +43,15 @@ impl Store {
         component: &[u8],
         schedules: &[NewSchedule],
     ) -> Result<u64, StoreError> {
-        let failed = || StoreError::while_it("stored an agent");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        query("INSERT INTO components (digest, bytes) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
-            .bind(&agent.digest)
-            .bind(component)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        // The newest version is never removed, so that no number is given twice.
-        let version: i64 =
-            query_scalar("SELECT COALESCE(MAX(version), 0) + 1 FROM deployments WHERE agent = ?")
-                .bind(&agent.name)
-                .fetch_one(&mut *transaction)
-                .await
-                .map_err(failed())?;
-        query("INSERT INTO agents (name, version) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET version = ?2")
-            .bind(&agent.name)
-            .bind(version)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        query(
-            "INSERT INTO deployments (agent, version, manifest, digest, deployed_at_ms, deployed_by)
-             VALUES (?, ?, ?, ?, ?, ?)",
+        // Of one with this name that was deleted, nothing may be left.
+        self.finish_deleting(&agent.name).await?;
+        self.write(
+            (agent.clone(), component.to_vec(), schedules.to_vec()),
+            |connection, (agent, component, schedules)| {
+                Box::pin(put(connection, agent, component, schedules))
+            },
         )
-        .bind(&agent.name)
-        .bind(version)
-        .bind(&agent.manifest)
-        .bind(&agent.digest)
-        .bind(agent.deployed_at_ms as i64)
-        .bind(&agent.deployed_by)
-        .execute(&mut *transaction)
         .await
-        .map_err(failed())?;
-        query("DELETE FROM deployments WHERE agent = ? AND version <= ?")
-            .bind(&agent.name)
-            .bind(version - VERSIONS_PER_AGENT)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        drop_orphans(&mut transaction).await?;
-        schedules::replace_of_manifest(&mut transaction, &agent.name, schedules).await?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(version as u64)
     }
 
     /// Puts a kept version into force, with its schedules. Whether there is such a version.
@@ -92,35 +61,26 @@ impl Store {
         version: u64,
         schedules: &[NewSchedule],
     ) -> Result<bool, StoreError> {
-        let failed = || StoreError::while_it("put a version into force");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let put = query(
-            "UPDATE agents SET version = ?2 WHERE name = ?1
-             AND EXISTS (SELECT 1 FROM deployments WHERE agent = ?1 AND version = ?2)",
+        self.write(
+            (agent.to_owned(), version, schedules.to_vec()),
+            |connection, (agent, version, schedules)| {
+                Box::pin(put_in_force(connection, agent, *version, schedules))
+            },
         )
-        .bind(agent)
-        .bind(version as i64)
-        .execute(&mut *transaction)
         .await
-        .map_err(failed())?;
-        if put.rows_affected() == 0 {
-            return Ok(false);
-        }
-        schedules::replace_of_manifest(&mut transaction, agent, schedules).await?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(true)
     }
 
     /// The version in force of every agent, by name.
     pub async fn agents(&self) -> Result<Vec<VersionRow>, StoreError> {
         let rows = query(
             "SELECT agents.name, deployments.version, manifest, digest, deployed_at_ms, deployed_by, TRUE
-             FROM agents JOIN deployments ON agent = name AND deployments.version = agents.version ORDER BY name",
+             FROM agents JOIN deployments ON agent = name AND deployments.version = agents.version
+             WHERE NOT deleted ORDER BY name",
         )
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed agents"))?;
-        Ok(rows.iter().map(version_row).collect())
+        Ok(rows::readable(&rows, "agent", version_row))
     }
 
     /// The kept versions of an agent, the newest first.
@@ -128,13 +88,14 @@ impl Store {
         let rows = query(
             "SELECT name, deployments.version, manifest, digest, deployed_at_ms, deployed_by,
                  deployments.version = agents.version
-             FROM agents JOIN deployments ON agent = name WHERE name = ? ORDER BY deployments.version DESC",
+             FROM agents JOIN deployments ON agent = name WHERE name = ? AND NOT deleted
+             ORDER BY deployments.version DESC",
         )
         .bind(agent)
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed the versions of an agent"))?;
-        Ok(rows.iter().map(version_row).collect())
+        Ok(rows::readable(&rows, "agent", version_row))
     }
 
     /// The component with this digest.
@@ -147,47 +108,186 @@ impl Store {
         row.map(|row| row.get(0)).ok_or_else(|| StoreError::ComponentMissing { digest: digest.to_owned() })
     }
 
-    /// Removes an agent with its secrets, versions, sessions, logs and the components that no other agent shares. Whether it was
-    /// there.
+    /// Removes an agent with its secrets, versions, sessions, logs and the components that no other agent shares. Whether it
+    /// was there. It is gone at once; an error after that leaves the rest to [`Store::tidy`] or to the next deployment
+    /// under its name.
     pub async fn delete_agent(&self, agent: &str) -> Result<bool, StoreError> {
-        let failed = || StoreError::while_it("deleted an agent");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let deleted = query("DELETE FROM agents WHERE name = ?")
+        let was_there = self
+            .write(agent.to_owned(), |connection, agent| Box::pin(mark_deleted(connection, agent)))
+            .await?;
+        let (store, agent) = (self.clone(), agent.to_owned());
+        let rest = tokio::spawn(async move { store.finish_deleting(&agent).await });
+        rest.await.map_err(|_ended| StoreError::Closed)??;
+        Ok(was_there)
+    }
+
+    /// Removes what is left of an agent that was deleted, if one was.
+    pub(crate) async fn finish_deleting(&self, agent: &str) -> Result<(), StoreError> {
+        let deleted: Option<i64> = query_scalar("SELECT 1 FROM agents WHERE name = ? AND deleted")
             .bind(agent)
-            .execute(&mut *transaction)
+            .fetch_optional(&self.readers)
             .await
-            .map_err(failed())?
-            .rows_affected();
-        // They may be set before there is an agent, so no row refers to another.
-        query("DELETE FROM secrets WHERE agent = ?")
+            .map_err(StoreError::while_it("looked for a deleted agent"))?;
+        if deleted.is_none() {
+            return Ok(());
+        }
+        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        loop {
+            let progress = self
+                .write((agent.to_owned(), self.piece), |connection, (agent, time)| {
+                    Box::pin(async move { delete(connection, agent, Piece::of(*time)).await })
+                })
+                .await?;
+            if let Progress::Done { .. } = progress {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn put(
+    connection: &mut SqliteConnection,
+    agent: &AgentRow,
+    component: &[u8],
+    schedules: &[NewSchedule],
+) -> Result<u64, StoreError> {
+    let failed = || StoreError::while_it("stored an agent");
+    query("INSERT INTO components (digest, bytes) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
+        .bind(&agent.digest)
+        .bind(component)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    // The newest version is never removed, so that no number is given twice.
+    let version: i64 = query_scalar("SELECT COALESCE(MAX(version), 0) + 1 FROM deployments WHERE agent = ?")
+        .bind(&agent.name)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed())?;
+    query("INSERT INTO agents (name, version) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET version = ?2")
+        .bind(&agent.name)
+        .bind(version)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    query(
+        "INSERT INTO deployments (agent, version, manifest, digest, deployed_at_ms, deployed_by)
+         VALUES (?, ?, ?, ?, ?, ?)",
+    )
+    .bind(&agent.name)
+    .bind(version)
+    .bind(&agent.manifest)
+    .bind(&agent.digest)
+    .bind(agent.deployed_at_ms as i64)
+    .bind(&agent.deployed_by)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    query("DELETE FROM deployments WHERE agent = ? AND version <= ?")
+        .bind(&agent.name)
+        .bind(version - VERSIONS_PER_AGENT)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    // At most one: that of the version that was too old.
+    drop_orphans(connection, &mut Piece::of(PIECE)).await?;
+    schedules::replace_of_manifest(connection, &agent.name, schedules).await?;
+    Ok(version as u64)
+}
+
+async fn put_in_force(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    version: u64,
+    schedules: &[NewSchedule],
+) -> Result<bool, StoreError> {
+    let failed = || StoreError::while_it("put a version into force");
+    let put = query(
+        "UPDATE agents SET version = ?2 WHERE name = ?1 AND NOT deleted
+         AND EXISTS (SELECT 1 FROM deployments WHERE agent = ?1 AND version = ?2)",
+    )
+    .bind(agent)
+    .bind(version as i64)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    if put.rows_affected() == 0 {
+        return Ok(false);
+    }
+    schedules::replace_of_manifest(connection, agent, schedules).await?;
+    Ok(true)
+}
+
+async fn mark_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bool, StoreError> {
+    let failed = || StoreError::while_it("deleted an agent");
+    let marked = query("UPDATE agents SET deleted = TRUE WHERE name = ? AND NOT deleted")
+        .bind(agent)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    // They may be set before there is an agent, so no row refers to another.
+    query("DELETE FROM secrets WHERE agent = ?").bind(agent).execute(connection).await.map_err(failed())?;
+    Ok(marked.rows_affected() > 0)
+}
+
+async fn delete(
+    connection: &mut SqliteConnection,
+    agent: &str,
+    mut piece: Piece,
+) -> Result<Progress, StoreError> {
+    let failed = || StoreError::while_it("deleted an agent");
+    let bind = [Bind::Text(agent)];
+    let turns = "SELECT key FROM turns WHERE agent = ?1 LIMIT 1";
+    for sql in [
+        "DELETE FROM schedules WHERE key IN (SELECT key FROM schedules WHERE agent = ?1 LIMIT 50)",
+        "DELETE FROM deliveries WHERE key IN (SELECT key FROM deliveries WHERE agent = ?1 LIMIT 500)",
+        "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1 LIMIT 500)",
+    ] {
+        if !piece.remove(connection, sql, &bind).await? {
+            return Ok(piece.more());
+        }
+    }
+    if !remove_turns(connection, &mut piece, turns, &bind).await? {
+        return Ok(piece.more());
+    }
+    loop {
+        let session: Option<i64> = query_scalar("SELECT key FROM sessions WHERE agent = ? LIMIT 1")
             .bind(agent)
-            .execute(&mut *transaction)
+            .fetch_optional(&mut *connection)
             .await
             .map_err(failed())?;
-        drop_orphans(&mut transaction).await?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(deleted > 0)
+        let Some(session) = session else { break };
+        if !remove_content(connection, &mut piece, session).await? || piece.is_over() {
+            return Ok(piece.more());
+        }
     }
+    for sql in ["DELETE FROM erasures WHERE agent = ?1", "DELETE FROM deployments WHERE agent = ?1"] {
+        query(sql).bind(agent).execute(&mut *connection).await.map_err(failed())?;
+    }
+    if !drop_orphans(connection, &mut piece).await? {
+        return Ok(piece.more());
+    }
+    query("DELETE FROM agents WHERE name = ?").bind(agent).execute(connection).await.map_err(failed())?;
+    Ok(piece.done())
 }
 
-fn version_row(row: &SqliteRow) -> VersionRow {
-    VersionRow {
-        version: row.get::<i64, _>(1) as u64,
-        is_in_force: row.get(6),
+fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
+    Ok(VersionRow {
+        version: row.try_get::<i64, _>(1)? as u64,
+        is_in_force: row.try_get(6)?,
         agent: AgentRow {
-            name: row.get(0),
-            manifest: row.get(2),
-            digest: row.get(3),
-            deployed_at_ms: row.get::<i64, _>(4) as u64,
-            deployed_by: row.get(5),
+            name: row.try_get(0)?,
+            manifest: row.try_get(2)?,
+            digest: row.try_get(3)?,
+            deployed_at_ms: row.try_get::<i64, _>(4)? as u64,
+            deployed_by: row.try_get(5)?,
         },
-    }
+    })
 }
 
-async fn drop_orphans(transaction: &mut sqlx::SqliteConnection) -> Result<(), StoreError> {
-    query("DELETE FROM components WHERE digest NOT IN (SELECT digest FROM deployments)")
-        .execute(transaction)
-        .await
-        .map_err(StoreError::while_it("removed components that no version uses"))?;
-    Ok(())
+/// Components that no version has any more, one at a time because they are large. Whether all are gone.
+async fn drop_orphans(connection: &mut SqliteConnection, piece: &mut Piece) -> Result<bool, StoreError> {
+    let sql = "DELETE FROM components WHERE digest =
+         (SELECT digest FROM components WHERE digest NOT IN (SELECT digest FROM deployments) LIMIT 1)";
+    piece.remove(connection, sql, &[]).await
 }

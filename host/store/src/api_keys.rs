@@ -1,7 +1,7 @@
 //! API keys: who may ask, as whom. A key itself is never here, only its SHA-256.
 
-use crate::{Store, StoreError};
-use sqlx::{Row, query, query_scalar, sqlite::SqliteRow};
+use crate::{Store, StoreError, rows};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Revoked and expired ones count: they stay listed.
 const MAX_KEYS: i64 = 10_000;
@@ -32,32 +32,7 @@ const COLUMNS: &str = "id, digest, tenant, role, agents, name, created_at_ms, ex
 impl Store {
     /// Adds a key.
     pub async fn put_api_key(&self, key: &ApiKeyRow) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("stored an API key");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let known: i64 = query_scalar("SELECT COUNT(*) FROM api_keys")
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        if known >= MAX_KEYS {
-            return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
-        }
-        let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
-        query(sqlx::AssertSqlSafe(sql))
-            .bind(&key.id)
-            .bind(key.digest.as_slice())
-            .bind(&key.tenant)
-            .bind(&key.role)
-            .bind(&key.agents)
-            .bind(&key.name)
-            .bind(key.created_at_ms as i64)
-            .bind(key.expires_at_ms.map(|at| at as i64))
-            .bind(key.revoked_at_ms.map(|at| at as i64))
-            .bind(key.last_used_day)
-            .bind(key.requests_per_minute)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())
+        self.write(key.clone(), |connection, key| Box::pin(put(connection, key))).await
     }
 
     /// All keys, the oldest first.
@@ -67,7 +42,7 @@ impl Store {
             .fetch_all(&self.key_reader)
             .await
             .map_err(StoreError::while_it("listed API keys"))?;
-        Ok(rows.iter().map(api_key_row).collect())
+        Ok(rows::readable(&rows, "API key", api_key_row))
     }
 
     /// A number that grows whenever a key is made or changed, by whichever process; the use of a key is no change.
@@ -81,46 +56,86 @@ impl Store {
 
     /// Marks a key as revoked; one that is revoked already stays as it is. `None` if there is no such key.
     pub async fn revoke_api_key(&self, id: &str, at_ms: u64) -> Result<Option<ApiKeyRow>, StoreError> {
+        self.write((id.to_owned(), at_ms), |connection, (id, at_ms)| {
+            Box::pin(async move {
+let at_ms = *at_ms;
         let sql = format!(
             "UPDATE api_keys SET revoked_at_ms = COALESCE(revoked_at_ms, ?2) WHERE id = ?1 RETURNING {COLUMNS}"
         );
         let row = query(sqlx::AssertSqlSafe(sql))
             .bind(id)
             .bind(at_ms as i64)
-            .fetch_optional(&self.writer)
+            .fetch_optional(connection)
             .await
             .map_err(StoreError::while_it("revoked an API key"))?;
-        Ok(row.as_ref().map(api_key_row))
+        row.map(|row| rows::one(&row, "API key", api_key_row)).transpose()
+})
+        })
+        .await
     }
 
     /// The key was used on this day.
     pub async fn use_api_key(&self, id: &str, day: u32) -> Result<(), StoreError> {
-        query("UPDATE api_keys SET last_used_day = ?2 WHERE id = ?1")
-            .bind(id)
-            .bind(day)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("noted the use of an API key"))?;
-        Ok(())
+        self.write((id.to_owned(), day), |connection, (id, day)| {
+            Box::pin(async move {
+                let day = *day;
+                query("UPDATE api_keys SET last_used_day = ?2 WHERE id = ?1")
+                    .bind(id)
+                    .bind(day)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("noted the use of an API key"))?;
+                Ok(())
+            })
+        })
+        .await
     }
 }
 
-fn api_key_row(row: &SqliteRow) -> ApiKeyRow {
-    let at_ms = |column: usize| row.get::<Option<i64>, _>(column).map(|at| at as u64);
-    ApiKeyRow {
-        id: row.get(0),
-        // The table's own check keeps it at 32 bytes.
-        digest: row.get::<Vec<u8>, _>(1).try_into().unwrap_or_default(),
-        tenant: row.get(2),
-        role: row.get(3),
-        agents: row.get(4),
-        name: row.get(5),
-        created_at_ms: row.get::<i64, _>(6) as u64,
-        expires_at_ms: at_ms(7),
-        revoked_at_ms: at_ms(8),
-        last_used_day: row.get(9),
-        requests_per_minute: row.get(10),
+async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("stored an API key");
+    let known: i64 =
+        query_scalar("SELECT COUNT(*) FROM api_keys").fetch_one(&mut *connection).await.map_err(failed())?;
+    if known >= MAX_KEYS {
+        return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
     }
+    let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    query(sqlx::AssertSqlSafe(sql))
+        .bind(&key.id)
+        .bind(key.digest.as_slice())
+        .bind(&key.tenant)
+        .bind(&key.role)
+        .bind(&key.agents)
+        .bind(&key.name)
+        .bind(key.created_at_ms as i64)
+        .bind(key.expires_at_ms.map(|at| at as i64))
+        .bind(key.revoked_at_ms.map(|at| at as i64))
+        .bind(key.last_used_day)
+        .bind(key.requests_per_minute)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    Ok(())
+}
+
+fn api_key_row(row: &SqliteRow) -> Result<ApiKeyRow, sqlx::Error> {
+    let at_ms = |column: usize| -> Result<Option<u64>, sqlx::Error> {
+        Ok(row.try_get::<Option<i64>, _>(column)?.map(|at| at as u64))
+    };
+    Ok(ApiKeyRow {
+        id: row.try_get(0)?,
+        // The table's own check keeps it at 32 bytes.
+        digest: row.try_get::<Vec<u8>, _>(1)?.try_into().unwrap_or_default(),
+        tenant: row.try_get(2)?,
+        role: row.try_get(3)?,
+        agents: row.try_get(4)?,
+        name: row.try_get(5)?,
+        created_at_ms: row.try_get::<i64, _>(6)? as u64,
+        expires_at_ms: at_ms(7)?,
+        revoked_at_ms: at_ms(8)?,
+        last_used_day: row.try_get(9)?,
+        requests_per_minute: row.try_get(10)?,
+    })
 }
 
 #[cfg(test)]

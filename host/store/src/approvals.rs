@@ -56,20 +56,25 @@ const COLUMNS: &str = "approvals.id, agent, session, turns.id, tool, arguments, 
 impl Store {
     /// Asks, unless the same was asked before.
     pub async fn ask_approval(&self, approval: &NewApproval) -> Result<(), StoreError> {
-        query(
-            "INSERT INTO approvals (id, turn, tool, arguments, created_at_ms, expires_at_ms)
+        self.write(approval.clone(), |connection, approval| {
+            Box::pin(async move {
+                query(
+                    "INSERT INTO approvals (id, turn, tool, arguments, created_at_ms, expires_at_ms)
              VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        )
-        .bind(&approval.id)
-        .bind(approval.turn.0)
-        .bind(&approval.tool)
-        .bind(&approval.arguments)
-        .bind(approval.created_at_ms as i64)
-        .bind(approval.expires_at_ms as i64)
-        .execute(&self.writer)
+                )
+                .bind(&approval.id)
+                .bind(approval.turn.0)
+                .bind(&approval.tool)
+                .bind(&approval.arguments)
+                .bind(approval.created_at_ms as i64)
+                .bind(approval.expires_at_ms as i64)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("asked for an approval"))?;
+                Ok(())
+            })
+        })
         .await
-        .map_err(StoreError::while_it("asked for an approval"))?;
-        Ok(())
     }
 
     pub async fn approval(&self, id: &str) -> Result<Option<ApprovalRow>, StoreError> {
@@ -108,25 +113,30 @@ impl Store {
 
     /// Decides what nobody has decided yet, while the turn is open. Whether this did.
     pub async fn decide_approval(&self, id: &str, decision: &Decision) -> Result<bool, StoreError> {
-        let verdict = match decision.verdict {
-            Verdict::Approved => APPROVED,
-            Verdict::Denied => DENIED,
-            Verdict::Expired => EXPIRED,
-        };
-        let decided = query(
-            "UPDATE approvals SET verdict = ?, reason = ?, decided_by = ?, decided_at_ms = ?
+        self.write((id.to_owned(), decision.clone()), |connection, (id, decision)| {
+            Box::pin(async move {
+                let verdict = match decision.verdict {
+                    Verdict::Approved => APPROVED,
+                    Verdict::Denied => DENIED,
+                    Verdict::Expired => EXPIRED,
+                };
+                let decided = query(
+                    "UPDATE approvals SET verdict = ?, reason = ?, decided_by = ?, decided_at_ms = ?
              WHERE id = ? AND verdict IS NULL
              AND EXISTS (SELECT 1 FROM turns WHERE turns.key = turn AND turns.ended_at_ms IS NULL)",
-        )
-        .bind(verdict)
-        .bind(&decision.reason)
-        .bind(&decision.decided_by)
-        .bind(decision.decided_at_ms as i64)
-        .bind(id)
-        .execute(&self.writer)
+                )
+                .bind(verdict)
+                .bind(&decision.reason)
+                .bind(&decision.decided_by)
+                .bind(decision.decided_at_ms as i64)
+                .bind(id)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("decided about an approval"))?;
+                Ok(decided.rows_affected() == 1)
+            })
+        })
         .await
-        .map_err(StoreError::while_it("decided about an approval"))?;
-        Ok(decided.rows_affected() == 1)
     }
 }
 

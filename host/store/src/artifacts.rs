@@ -3,8 +3,8 @@
 //! The code lies in files beside the database. A row vouches for one: a file whose bytes have another checksum is not
 //! what was written.
 
-use crate::{Store, StoreError};
-use sqlx::{Row, query};
+use crate::{Store, StoreError, rows};
+use sqlx::{Row, query, sqlite::SqliteRow};
 
 /// One file of compiled code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,18 +20,23 @@ pub struct ArtifactRow {
 impl Store {
     /// Records a file, in place of one with the same key.
     pub async fn put_artifact(&self, artifact: &ArtifactRow) -> Result<(), StoreError> {
-        query(
-            "INSERT INTO artifacts (key, checksum, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)
+        self.write(artifact.clone(), |connection, artifact| {
+            Box::pin(async move {
+                query(
+                    "INSERT INTO artifacts (key, checksum, bytes, used_at_ms) VALUES (?1, ?2, ?3, ?4)
              ON CONFLICT (key) DO UPDATE SET checksum = ?2, bytes = ?3, used_at_ms = ?4",
-        )
-        .bind(&artifact.key)
-        .bind(&artifact.checksum)
-        .bind(artifact.bytes as i64)
-        .bind(artifact.used_at_ms as i64)
-        .execute(&self.writer)
+                )
+                .bind(&artifact.key)
+                .bind(&artifact.checksum)
+                .bind(artifact.bytes as i64)
+                .bind(artifact.used_at_ms as i64)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("recorded compiled code"))?;
+                Ok(())
+            })
+        })
         .await
-        .map_err(StoreError::while_it("recorded compiled code"))?;
-        Ok(())
     }
 
     /// All files, the one unused for longest first.
@@ -40,39 +45,52 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("listed compiled code"))?;
-        Ok(rows
-            .into_iter()
-            .map(|row| ArtifactRow {
-                key: row.get(0),
-                checksum: row.get(1),
-                bytes: row.get::<i64, _>(2) as u64,
-                used_at_ms: row.get::<i64, _>(3) as u64,
-            })
-            .collect())
+        Ok(rows::readable(&rows, "file of compiled code", artifact_row))
     }
 
     /// The file of this key, which is used now.
     pub async fn use_artifact(&self, key: &str, at_ms: u64) -> Result<Option<ArtifactRow>, StoreError> {
-        let row = query("UPDATE artifacts SET used_at_ms = ?2 WHERE key = ?1 RETURNING checksum, bytes")
-            .bind(key)
-            .bind(at_ms as i64)
-            .fetch_optional(&self.writer)
-            .await
-            .map_err(StoreError::while_it("looked for compiled code"))?;
-        Ok(row.map(|row| ArtifactRow {
-            key: key.to_owned(),
-            checksum: row.get(0),
-            bytes: row.get::<i64, _>(1) as u64,
-            used_at_ms: at_ms,
-        }))
+        self.write((key.to_owned(), at_ms), |connection, (key, at_ms)| {
+            Box::pin(async move {
+                let at_ms = *at_ms;
+                let row =
+                    query("UPDATE artifacts SET used_at_ms = ?2 WHERE key = ?1 RETURNING checksum, bytes")
+                        .bind(key)
+                        .bind(at_ms as i64)
+                        .fetch_optional(connection)
+                        .await
+                        .map_err(StoreError::while_it("looked for compiled code"))?;
+                Ok(row.map(|row| ArtifactRow {
+                    key: key.to_owned(),
+                    checksum: row.get(0),
+                    bytes: row.get::<i64, _>(1) as u64,
+                    used_at_ms: at_ms,
+                }))
+            })
+        })
+        .await
     }
 
     pub async fn delete_artifact(&self, key: &str) -> Result<(), StoreError> {
-        query("DELETE FROM artifacts WHERE key = ?")
-            .bind(key)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("removed compiled code"))?;
-        Ok(())
+        self.write(key.to_owned(), |connection, key| {
+            Box::pin(async move {
+                query("DELETE FROM artifacts WHERE key = ?")
+                    .bind(key)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("removed compiled code"))?;
+                Ok(())
+            })
+        })
+        .await
     }
+}
+
+fn artifact_row(row: &SqliteRow) -> Result<ArtifactRow, sqlx::Error> {
+    Ok(ArtifactRow {
+        key: row.try_get(0)?,
+        checksum: row.try_get(1)?,
+        bytes: row.try_get::<i64, _>(2)? as u64,
+        used_at_ms: row.try_get::<i64, _>(3)? as u64,
+    })
 }

@@ -5,7 +5,7 @@
 
 use crate::batches::{DONE, FAILED, RUNNING, WAITING};
 use crate::{Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, query, query_scalar};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar};
 
 /// How the store knows an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,150 +69,179 @@ impl Store {
     /// Takes the next item for one of these models: of the batch that has the fewest under way, so that a large batch
     /// does not hold up a small one; of several, the oldest.
     pub async fn take_item(&self, models: &[String], now_ms: u64) -> Result<Take, StoreError> {
-        let failed = || StoreError::while_it("took an item of a batch");
-        if models.is_empty() {
-            return Ok(Take::Nothing);
-        }
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let among = |sql: &str, rest: &str| {
-            let mut query = QueryBuilder::<Sqlite>::new(sql);
-            let mut list = query.separated(", ");
-            models.iter().for_each(|model| _ = list.push_bind(model.clone()));
-            query.push(rest);
-            query
-        };
-        let next = among(
-            "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND model IN (",
-            ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
-        )
-        .push_bind(now_ms as i64)
-        .push(") ORDER BY running, key LIMIT 1")
-        .build()
-        .fetch_optional(&mut *transaction)
+        self.write((models.to_vec(), now_ms), |connection, (models, now_ms)| {
+            Box::pin(take(connection, models, *now_ms))
+        })
         .await
-        .map_err(failed())?;
-        let Some(batch) = next else {
-            let wake: Option<i64> = among(
-                "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND model IN (",
-                ")",
-            )
-            .build_query_scalar()
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(failed())?;
-            return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
-        };
-        let key: i64 = batch.get(0);
-        let item = query(
-            "UPDATE batch_items SET state = ?1 WHERE batch = ?2 AND position =
-                 (SELECT position FROM batch_items WHERE batch = ?2 AND state = 0 AND wake_ms <= ?3
-                  ORDER BY position LIMIT 1)
-             RETURNING position, request, failures",
-        )
-        .bind(RUNNING)
-        .bind(key)
-        .bind(now_ms as i64)
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        query("UPDATE batches SET running = running + 1, started_at_ms = COALESCE(started_at_ms, ?) WHERE key = ?")
-            .bind(now_ms as i64)
-            .bind(key)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        let position: i64 = item.get(0);
-        Ok(Take::Item(Box::new(TakenItem {
-            key: ItemKey { batch: key, position },
-            batch: batch.get(1),
-            position: position as u64,
-            principal: batch.get(2),
-            model: batch.get(3),
-            request: item.get(1),
-            failures: item.get(2),
-            queued_at_ms: batch.get::<i64, _>(4) as u64,
-        })))
     }
 
     /// Ends an item that was taken, or gives it back.
     pub async fn end_item(&self, key: ItemKey, end: &ItemEnd) -> Result<ItemEnded, StoreError> {
-        let failed = || StoreError::while_it("ended an item of a batch");
-        let (state, result, failures, wake_ms) = match end {
-            ItemEnd::Done(result) => (DONE, Some(result), 0, 0),
-            ItemEnd::Failed(error) => (FAILED, Some(error), 1, 0),
-            ItemEnd::Again { wake_ms } => (WAITING, None, 1, *wake_ms),
-            ItemEnd::GivenBack { wake_ms } => (WAITING, None, 0, *wake_ms),
-        };
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let ended = query(
-            "UPDATE batch_items SET state = ?, result = ?, failures = failures + ?, wake_ms = ?
-             WHERE batch = ? AND position = ? AND state = ?",
-        )
-        .bind(state)
-        .bind(result)
-        .bind(failures)
-        .bind(wake_ms as i64)
-        .bind(key.batch)
-        .bind(key.position)
-        .bind(RUNNING)
-        .execute(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        if ended.rows_affected() == 0 {
-            return Ok(ItemEnded::NotTaken);
-        }
-        let has_more: bool = query_scalar(
-            "UPDATE batches SET running = running - 1, bytes = bytes + ?2 WHERE key = ?1
-             RETURNING EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 0)
-                 OR EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 1)",
-        )
-        .bind(key.batch)
-        .bind(result.map_or(0, |result| result.len() as i64))
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
+        self.write((key, end.clone()), |connection, (key, end)| Box::pin(end_taken(connection, *key, end)))
+            .await
     }
 
     /// Gives back what was taken when the last process ended: it waits again. What has been lost so often that it may be
     /// what ends processes fails with `error`.
     pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
-        let failed = || StoreError::while_it("gave back the items of batches");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let lost = query(
-            "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
-                 state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
-                 result = CASE WHEN losses + 1 >= ?1 THEN ?4 END
-             WHERE state = ?5",
-        )
-        .bind(max_losses)
-        .bind(FAILED)
-        .bind(WAITING)
-        .bind(error)
-        .bind(RUNNING)
-        .execute(&mut *transaction)
+        self.write((max_losses, error.to_vec()), |connection, (max_losses, error)| {
+            Box::pin(recover(connection, *max_losses, error))
+        })
         .await
-        .map_err(failed())?;
-        query("UPDATE batches SET running = 0 WHERE running != 0")
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(lost.rows_affected())
     }
 
     /// Gives back, blameless, everything that is taken: this process ends in order.
     pub async fn give_back_items(&self) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("gave back the items of batches");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        for sql in [
-            "UPDATE batch_items SET state = 0 WHERE state = 1",
-            "UPDATE batches SET running = 0 WHERE running != 0",
-        ] {
-            query(sql).execute(&mut *transaction).await.map_err(failed())?;
-        }
-        transaction.commit().await.map_err(failed())
+        self.write((), |connection, ()| Box::pin(give_back(connection))).await
     }
+}
+
+async fn take(connection: &mut SqliteConnection, models: &[String], now_ms: u64) -> Result<Take, StoreError> {
+    let failed = || StoreError::while_it("took an item of a batch");
+    if models.is_empty() {
+        return Ok(Take::Nothing);
+    }
+    let among = |sql: &str, rest: &str| {
+        let mut query = QueryBuilder::<Sqlite>::new(sql);
+        let mut list = query.separated(", ");
+        models.iter().for_each(|model| _ = list.push_bind(model.clone()));
+        query.push(rest);
+        query
+    };
+    let next = among(
+        "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
+             AND NOT cancelled AND model IN (",
+        ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
+    )
+    .push_bind(now_ms as i64)
+    .push(") ORDER BY running, key LIMIT 1")
+    .build()
+    .fetch_optional(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let Some(batch) = next else {
+        let wake: Option<i64> = among(
+            "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete
+                 AND NOT cancelled AND model IN (",
+            ")",
+        )
+        .build_query_scalar()
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed())?;
+        return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
+    };
+    let key: i64 = batch.get(0);
+    let item = query(
+        "UPDATE batch_items SET state = ?1 WHERE batch = ?2 AND position =
+             (SELECT position FROM batch_items WHERE batch = ?2 AND state = 0 AND wake_ms <= ?3
+              ORDER BY position LIMIT 1)
+         RETURNING position, request, failures",
+    )
+    .bind(RUNNING)
+    .bind(key)
+    .bind(now_ms as i64)
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(failed())?;
+    query(
+        "UPDATE batches SET running = running + 1, started_at_ms = COALESCE(started_at_ms, ?) WHERE key = ?",
+    )
+    .bind(now_ms as i64)
+    .bind(key)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let position: i64 = item.get(0);
+    Ok(Take::Item(Box::new(TakenItem {
+        key: ItemKey { batch: key, position },
+        batch: batch.get(1),
+        position: position as u64,
+        principal: batch.get(2),
+        model: batch.get(3),
+        request: item.get(1),
+        failures: item.get(2),
+        queued_at_ms: batch.get::<i64, _>(4) as u64,
+    })))
+}
+
+async fn end_taken(
+    connection: &mut SqliteConnection,
+    key: ItemKey,
+    end: &ItemEnd,
+) -> Result<ItemEnded, StoreError> {
+    let failed = || StoreError::while_it("ended an item of a batch");
+    let (state, result, failures, wake_ms) = match end {
+        ItemEnd::Done(result) => (DONE, Some(result), 0, 0),
+        ItemEnd::Failed(error) => (FAILED, Some(error), 1, 0),
+        ItemEnd::Again { wake_ms } => (WAITING, None, 1, *wake_ms),
+        ItemEnd::GivenBack { wake_ms } => (WAITING, None, 0, *wake_ms),
+    };
+    let ended = query(
+        "UPDATE batch_items SET state = ?, result = ?, failures = failures + ?, wake_ms = ?
+         WHERE batch = ? AND position = ? AND state = ?
+         AND NOT EXISTS (SELECT 1 FROM batches WHERE key = batch AND cancelled)",
+    )
+    .bind(state)
+    .bind(result)
+    .bind(failures)
+    .bind(wake_ms as i64)
+    .bind(key.batch)
+    .bind(key.position)
+    .bind(RUNNING)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    if ended.rows_affected() == 0 {
+        return Ok(ItemEnded::NotTaken);
+    }
+    let has_more: bool = query_scalar(
+        "UPDATE batches SET running = running - 1, bytes = bytes + ?2 WHERE key = ?1
+         RETURNING EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 0)
+             OR EXISTS (SELECT 1 FROM batch_items WHERE batch = ?1 AND state = 1)",
+    )
+    .bind(key.batch)
+    .bind(result.map_or(0, |result| result.len() as i64))
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(failed())?;
+    Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
+}
+
+async fn recover(
+    connection: &mut SqliteConnection,
+    max_losses: u32,
+    error: &[u8],
+) -> Result<u64, StoreError> {
+    let failed = || StoreError::while_it("gave back the items of batches");
+    let lost = query(
+        "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
+             state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
+             result = CASE WHEN losses + 1 >= ?1 THEN ?4 END
+         WHERE state = ?5",
+    )
+    .bind(max_losses)
+    .bind(FAILED)
+    .bind(WAITING)
+    .bind(error)
+    .bind(RUNNING)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    query("UPDATE batches SET running = 0 WHERE running != 0")
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    Ok(lost.rows_affected())
+}
+
+async fn give_back(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("gave back the items of batches");
+    for sql in [
+        "UPDATE batch_items SET state = 0 WHERE state = 1",
+        "UPDATE batches SET running = 0 WHERE running != 0",
+    ] {
+        query(sql).execute(&mut *connection).await.map_err(failed())?;
+    }
+    Ok(())
 }

@@ -23,7 +23,7 @@ fn batch(id: &str, items: usize) -> NewBatch {
 async fn with_batches(batches: &[(&str, usize)]) -> Store {
     let store = store().await;
     for (id, items) in batches {
-        assert_eq!(store.queue_batch(&batch(id, *items), ROOM, None).await.unwrap(), Queued::New);
+        assert_eq!(store.queue_batch(batch(id, *items), ROOM, None).await.unwrap(), Queued::New);
     }
     store
 }
@@ -104,7 +104,7 @@ async fn what_a_crash_leaves_waits_again_until_it_is_suspected() {
     let folder = tempfile::tempdir().unwrap();
     let open = async || Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
     let store = open().await;
-    store.queue_batch(&batch("b", 3), ROOM, None).await.unwrap();
+    store.queue_batch(batch("b", 3), ROOM, None).await.unwrap();
     let first = take(&store, 200).await.unwrap();
     store.end_item(first.key, &done()).await.unwrap();
     for life in 1..=3 {
@@ -157,21 +157,21 @@ async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
     let store = store().await;
     let room = BatchRoom { bytes: 50, batches: 2 };
     // Nine bytes of request and two of reference.
-    assert_eq!(store.queue_batch(&batch("large", 5), room, None).await.unwrap(), Queued::Full);
-    assert_eq!(store.queue_batch(&batch("a", 4), room, None).await.unwrap(), Queued::New);
-    assert_eq!(store.queue_batch(&batch("b", 1), room, None).await.unwrap(), Queued::Full);
+    assert_eq!(store.queue_batch(batch("large", 5), room, None).await.unwrap(), Queued::Full);
+    assert_eq!(store.queue_batch(batch("a", 4), room, None).await.unwrap(), Queued::New);
+    assert_eq!(store.queue_batch(batch("b", 1), room, None).await.unwrap(), Queued::Full);
     let item = take(&store, 200).await.unwrap();
     store.end_item(item.key, &done()).await.unwrap();
     assert_eq!(
-        store.queue_batch(&batch("b", 1), BatchRoom { bytes: 60, ..room }, None).await.unwrap(),
+        store.queue_batch(batch("b", 1), BatchRoom { bytes: 60, ..room }, None).await.unwrap(),
         Queued::Full
     );
     assert_eq!(
-        store.queue_batch(&batch("b", 1), BatchRoom { bytes: 61, ..room }, None).await.unwrap(),
+        store.queue_batch(batch("b", 1), BatchRoom { bytes: 61, ..room }, None).await.unwrap(),
         Queued::New
     );
     let more = BatchRoom { bytes: 1000, ..room };
-    assert_eq!(store.queue_batch(&batch("c", 1), more, None).await.unwrap(), Queued::Full, "two are enough");
+    assert_eq!(store.queue_batch(batch("c", 1), more, None).await.unwrap(), Queued::Full, "two are enough");
 }
 
 #[tokio::test]
@@ -200,8 +200,8 @@ async fn the_events_of_a_batch_are_written_with_what_they_tell_of_and_not_withou
         store.events(None, 10).await.unwrap().into_iter().map(|row| row.id).collect()
     };
     let full = BatchRoom { bytes: 0, batches: 0 };
-    assert_eq!(store.queue_batch(&batch("b", 1), full, Some(&event("refused"))).await.unwrap(), Queued::Full);
-    store.queue_batch(&batch("b", 1), ROOM, Some(&event("queued"))).await.unwrap();
+    assert_eq!(store.queue_batch(batch("b", 1), full, Some(event("refused"))).await.unwrap(), Queued::Full);
+    store.queue_batch(batch("b", 1), ROOM, Some(event("queued"))).await.unwrap();
     assert!(store.end_batch("b", 300, Some(&event("ended"))).await.unwrap());
     assert!(!store.end_batch("b", 301, Some(&event("ended again"))).await.unwrap());
     assert_eq!(ids().await, ["ended", "queued"]);

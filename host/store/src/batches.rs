@@ -1,10 +1,10 @@
 //! Batches: requests that wait until there is room for them, and their results until they are fetched.
 //!
 //! A batch ends, with its event, in a transaction of its own after the last of its items (see [`crate::batch_items`]);
-//! one that ended is forgotten after a while.
+//! one that ended is forgotten after a while. How they come and go is in [`crate::batch_rows`].
 
 use crate::{NewEvent, Store, StoreError, events};
-use sqlx::{QueryBuilder, Row, Sqlite, query, query_scalar, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Bounds on what is stored of all batches together.
 #[derive(Clone, Copy, Debug)]
@@ -94,89 +94,12 @@ pub(crate) const RUNNING: i64 = 1;
 pub(crate) const DONE: i64 = 2;
 pub(crate) const FAILED: i64 = 3;
 pub(crate) const CANCELLED: i64 = 4;
-/// Ended batches that are forgotten at once, so that no submission waits long for it.
-const MAX_FORGOTTEN: u32 = 16;
 
 impl Store {
-    /// Makes a batch durable with the event that tells of it, if there is room for it among all others.
-    pub async fn queue_batch(
-        &self,
-        batch: &NewBatch,
-        room: BatchRoom,
-        event: Option<&NewEvent>,
-    ) -> Result<Queued, StoreError> {
-        let failed = || StoreError::while_it("stored a batch");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let stored = query("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM batches")
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        let bytes: u64 = batch.items.iter().map(NewItem::bytes).sum();
-        let (batches, stored_bytes) = (stored.get::<i64, _>(0) as u64, stored.get::<i64, _>(1) as u64);
-        if batches >= room.batches || stored_bytes + bytes > room.bytes {
-            return Ok(Queued::Full);
-        }
-        let key: i64 = query_scalar(
-            "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled)
-             VALUES (?, ?, ?, ?, ?, 0, FALSE) RETURNING key",
-        )
-        .bind(&batch.id)
-        .bind(&batch.principal)
-        .bind(&batch.model)
-        .bind(batch.at_ms as i64)
-        .bind(bytes as i64)
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        // SQLite bounds the parameters of one statement.
-        let numbered: Vec<(usize, &NewItem)> = batch.items.iter().enumerate().collect();
-        for chunk in numbered.chunks(1000) {
-            let mut insert = QueryBuilder::<Sqlite>::new(
-                "INSERT INTO batch_items (batch, position, reference, request, state, failures, losses, wake_ms) ",
-            );
-            insert.push_values(chunk, |mut row, (position, item)| {
-                row.push_bind(key)
-                    .push_bind(*position as i64)
-                    .push_bind(&item.reference)
-                    .push_bind(&item.request)
-                    .push_bind(WAITING)
-                    .push_bind(0)
-                    .push_bind(0)
-                    .push_bind(0);
-            });
-            insert.build().execute(&mut *transaction).await.map_err(failed())?;
-        }
-        if let Some(event) = event {
-            events::insert(&mut transaction, event, batch.at_ms).await?;
-        }
-        transaction.commit().await.map_err(failed())?;
-        Ok(Queued::New)
-    }
-
-    /// Cancels what has not ended of a batch. Items that run count as cancelled; whoever runs them finds out.
-    pub async fn cancel_batch(&self, id: &str) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("cancelled a batch");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let key: Option<i64> = query_scalar(
-            "UPDATE batches SET cancelled = TRUE, running = 0 WHERE id = ? AND ended_at_ms IS NULL RETURNING key",
-        )
-        .bind(id)
-        .fetch_optional(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        query("UPDATE batch_items SET state = ? WHERE batch = ? AND state IN (0, 1)")
-            .bind(CANCELLED)
-            .bind(key)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        transaction.commit().await.map_err(failed())
-    }
-
     /// Batches of which no item is left, and which have not been ended yet.
     pub async fn finished_batches(&self) -> Result<Vec<BatchRow>, StoreError> {
         let rows = query(
-            "SELECT key FROM batches WHERE ended_at_ms IS NULL
+            "SELECT key FROM batches WHERE ended_at_ms IS NULL AND complete
              AND NOT EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0)
              AND NOT EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 1) ORDER BY key",
         )
@@ -198,40 +121,14 @@ impl Store {
         now_ms: u64,
         event: Option<&NewEvent>,
     ) -> Result<bool, StoreError> {
-        let failed = || StoreError::while_it("ended a batch");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let ended = query("UPDATE batches SET ended_at_ms = ? WHERE id = ? AND ended_at_ms IS NULL")
-            .bind(now_ms as i64)
-            .bind(id)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        if ended.rows_affected() == 0 {
-            return Ok(false);
-        }
-        if let Some(event) = event {
-            events::insert(&mut transaction, event, now_ms).await?;
-        }
-        transaction.commit().await.map_err(failed())?;
-        Ok(true)
-    }
-
-    /// Removes batches that ended before `before_ms`, a few at once. How many it were.
-    pub async fn forget_batches(&self, before_ms: u64) -> Result<u64, StoreError> {
-        let forgotten = query(
-            "DELETE FROM batches WHERE key IN
-             (SELECT key FROM batches WHERE ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?)",
-        )
-        .bind(before_ms as i64)
-        .bind(MAX_FORGOTTEN)
-        .execute(&self.writer)
+        self.write((id.to_owned(), now_ms, event.cloned()), |connection, (id, now_ms, event)| {
+            Box::pin(end(connection, id, *now_ms, event.as_ref()))
+        })
         .await
-        .map_err(StoreError::while_it("removed old batches"))?;
-        Ok(forgotten.rows_affected())
     }
 
     pub async fn batch(&self, id: &str) -> Result<Option<BatchRow>, StoreError> {
-        let key = query_scalar("SELECT key FROM batches WHERE id = ?")
+        let key = query_scalar("SELECT key FROM batches WHERE id = ? AND complete")
             .bind(id)
             .fetch_optional(&self.readers)
             .await
@@ -283,8 +180,30 @@ impl Store {
     }
 }
 
+async fn end(
+    connection: &mut SqliteConnection,
+    id: &str,
+    now_ms: u64,
+    event: Option<&NewEvent>,
+) -> Result<bool, StoreError> {
+    let failed = || StoreError::while_it("ended a batch");
+    let ended = query("UPDATE batches SET ended_at_ms = ? WHERE id = ? AND ended_at_ms IS NULL")
+        .bind(now_ms as i64)
+        .bind(id)
+        .execute(&mut *connection)
+        .await
+        .map_err(failed())?;
+    if ended.rows_affected() == 0 {
+        return Ok(false);
+    }
+    if let Some(event) = event {
+        events::insert(connection, event, now_ms).await?;
+    }
+    Ok(true)
+}
+
 impl NewItem {
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         (self.request.len() + self.reference.as_ref().map_or(0, String::len)) as u64
     }
 }

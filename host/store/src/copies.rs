@@ -1,12 +1,17 @@
 //! Sessions that begin as what another one is, or as what was exported.
 //!
-//! Invariant: a session is there as a whole or not at all, and one that is there is only replaced by who says so.
+//! Invariant: a session is there as a whole or not at all, and one that is there is only replaced by who says so. A copy is
+//! written in pieces to a session without a name; its last piece gives it the name. What is copied is what was committed
+//! when the copy began.
 
 use crate::{
-    SessionRow, SessionSnapshot, Store, StoreError, erasure,
-    sessions::{is_foreign_key, session_row},
+    ConversationRow, SessionRow, SessionSnapshot, Store, StoreError, erasure,
+    erasure::{Begun, Deliveries},
+    pieces::Piece,
+    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, is_foreign_key, put_conversations},
 };
-use sqlx::{Row, SqliteConnection, query};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
+use std::{collections::VecDeque, time::Duration};
 
 /// What is to become of a session that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +30,50 @@ pub enum Fork {
     TargetExists,
 }
 
+/// Where a copy comes from.
+enum Source {
+    /// A session as it was when this transaction began to read.
+    Stored {
+        reading: Transaction<'static, Sqlite>,
+        session: i64,
+        state_after: Option<String>,
+        name_after: Option<String>,
+    },
+    Given {
+        state: VecDeque<(String, Vec<u8>)>,
+        conversations: VecDeque<ConversationRow>,
+    },
+}
+
+/// What is written of a copy at once.
+#[derive(Default)]
+struct Rows {
+    state: Vec<(String, Vec<u8>)>,
+    conversations: Vec<ConversationRow>,
+    bytes: usize,
+}
+
+/// A piece of a copy.
+struct Put {
+    agent: String,
+    row: SessionRow,
+    existing: Existing,
+    /// The session without a name; `None` before the first piece.
+    key: Option<i64>,
+    rows: Rows,
+    is_last: bool,
+    time: Duration,
+}
+
+/// What came of a piece.
+enum Placed {
+    Unnamed(i64),
+    /// All of it is there, and something may be left of what it took the place of.
+    Named(Option<Begun>),
+    /// Another session has the name; nothing was written.
+    Exists,
+}
+
 impl Store {
     /// Copies what is committed of a session to one that is not there: state, conversations and the number of turns. Its
     /// turns, outcomes and log stay what they are, the first one's own.
@@ -35,35 +84,10 @@ impl Store {
         to: &str,
         at_ms: u64,
     ) -> Result<Fork, StoreError> {
-        let failed = || StoreError::while_it("forked a session");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        if exists(&mut transaction, agent, to).await? {
-            return Ok(Fork::TargetExists);
-        }
-        let copied = query(
-            "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
-             SELECT agent, ?3, turns, ?4, ?4 FROM sessions WHERE agent = ?1 AND session = ?2
-             RETURNING session, turns, created_at_ms, updated_at_ms",
-        )
-        .bind(agent)
-        .bind(from)
-        .bind(to)
-        .bind(at_ms as i64)
-        .fetch_optional(&mut *transaction)
-        .await
-        .map_err(failed())?;
-        let Some(row) = copied else { return Ok(Fork::SourceMissing) };
-        for copy in [
-            "INSERT INTO state (agent, session, key, value)
-             SELECT agent, ?3, key, value FROM state WHERE agent = ?1 AND session = ?2",
-            "INSERT INTO conversations (agent, session, name, body)
-             SELECT agent, ?3, name, body FROM conversations WHERE agent = ?1 AND session = ?2",
-        ] {
-            let copy = query(copy).bind(agent).bind(from).bind(to);
-            copy.execute(&mut *transaction).await.map_err(failed())?;
-        }
-        transaction.commit().await.map_err(failed())?;
-        Ok(Fork::Done(session_row(&row)))
+        let (store, agent, from, to) = (self.clone(), agent.to_owned(), from.to_owned(), to.to_owned());
+        // It goes on also if nobody waits for it any more.
+        let forking = tokio::spawn(async move { store.fork(agent, &from, to, at_ms).await });
+        forking.await.map_err(|_ended| StoreError::Closed)?
     }
 
     /// Writes a whole session. Whether it was written: one that is there is refused, or replaced with everything that belongs
@@ -71,56 +95,249 @@ impl Store {
     pub async fn import_session(
         &self,
         agent: &str,
-        snapshot: &SessionSnapshot,
+        snapshot: SessionSnapshot,
         existing: Existing,
     ) -> Result<bool, StoreError> {
-        let failed = || StoreError::while_it("imported a session");
-        let SessionRow { session, turns, created_at_ms, updated_at_ms } = &snapshot.row;
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        match existing {
-            Existing::Refuse if exists(&mut transaction, agent, session).await? => return Ok(false),
-            Existing::Refuse => {}
-            Existing::Replace => {
-                erasure::erase(&mut transaction, agent, session).await?;
+        let (store, agent) = (self.clone(), agent.to_owned());
+        let SessionSnapshot { row, state, conversations } = snapshot;
+        let source = Source::Given { state: state.into(), conversations: conversations.into() };
+        let importing = tokio::spawn(async move { store.copy(agent, source, row, existing).await });
+        importing.await.map_err(|_ended| StoreError::Closed)?
+    }
+
+    async fn fork(&self, agent: String, from: &str, to: String, at_ms: u64) -> Result<Fork, StoreError> {
+        if exists(&mut *self.reader().await?, &agent, &to).await? {
+            return Ok(Fork::TargetExists);
+        }
+        let Some((turns, source)) = self.source(&agent, from).await? else {
+            return Ok(Fork::SourceMissing);
+        };
+        let row = SessionRow { session: to, turns, created_at_ms: at_ms, updated_at_ms: at_ms };
+        Ok(match self.copy(agent, source, row.clone(), Existing::Refuse).await? {
+            true => Fork::Done(row),
+            false => Fork::TargetExists,
+        })
+    }
+
+    /// The turns of a session and what it has.
+    async fn source(&self, agent: &str, session: &str) -> Result<Option<(u64, Source)>, StoreError> {
+        if self.path.is_none() {
+            // Whoever holds the only connection of a database in memory keeps everybody from writing.
+            let found = self.session(agent, session).await?;
+            return Ok(found.map(|SessionSnapshot { row, state, conversations }| {
+                (row.turns, Source::Given { state: state.into(), conversations: conversations.into() })
+            }));
+        }
+        let failed = || StoreError::while_it("read a session to copy it");
+        let mut reading = self.readers.begin().await.map_err(failed())?;
+        let row = query("SELECT turns, key FROM sessions WHERE agent = ? AND session = ?")
+            .bind(agent)
+            .bind(session)
+            .fetch_optional(&mut *reading)
+            .await
+            .map_err(failed())?;
+        Ok(row.map(|row| {
+            let (turns, session) = (row.get::<i64, _>(0) as u64, row.get(1));
+            (turns, Source::Stored { reading, session, state_after: None, name_after: None })
+        }))
+    }
+
+    /// Whether it was written.
+    async fn copy(
+        &self,
+        agent: String,
+        mut source: Source,
+        row: SessionRow,
+        existing: Existing,
+    ) -> Result<bool, StoreError> {
+        let permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let mut key = None;
+        let written = self.put_all(&agent, &mut source, row, existing, &mut key).await;
+        drop((source, permit));
+        let left = match written {
+            Ok(Placed::Named(left)) => left,
+            Ok(Placed::Exists | Placed::Unnamed(_)) => {
+                self.give_up(key).await;
+                return Ok(false);
             }
+            Err(error) => {
+                self.give_up(key).await;
+                return Err(error);
+            }
+        };
+        if let Some(erasure) = left.and_then(|begun| begun.left) {
+            self.erase_rest(erasure).await?;
         }
-        let written = query(
-            "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?, ?, ?, ?, ?)",
-        )
-        .bind(agent)
-        .bind(session)
-        .bind(*turns as i64)
-        .bind(*created_at_ms as i64)
-        .bind(*updated_at_ms as i64)
-        .execute(&mut *transaction)
-        .await;
-        written.map_err(|error| match is_foreign_key(&error) {
-            true => StoreError::AgentMissing { name: agent.to_owned() },
-            false => failed()(error),
-        })?;
-        for (key, value) in &snapshot.state {
-            query("INSERT INTO state (agent, session, key, value) VALUES (?, ?, ?, ?)")
-                .bind(agent)
-                .bind(session)
-                .bind(key)
-                .bind(value)
-                .execute(&mut *transaction)
-                .await
-                .map_err(failed())?;
-        }
-        for conversation in &snapshot.conversations {
-            query("INSERT INTO conversations (agent, session, name, body) VALUES (?, ?, ?, ?)")
-                .bind(agent)
-                .bind(session)
-                .bind(&conversation.name)
-                .bind(&conversation.body)
-                .execute(&mut *transaction)
-                .await
-                .map_err(failed())?;
-        }
-        transaction.commit().await.map_err(failed())?;
         Ok(true)
     }
+
+    async fn put_all(
+        &self,
+        agent: &str,
+        source: &mut Source,
+        row: SessionRow,
+        existing: Existing,
+        key: &mut Option<i64>,
+    ) -> Result<Placed, StoreError> {
+        loop {
+            let (rows, is_last) = source.rows().await?;
+            let (agent, row, time) = (agent.to_owned(), row.clone(), self.piece);
+            let put = Put { agent, row, existing, key: *key, rows, is_last, time };
+            match self.write(put, |connection, piece| Box::pin(put_piece(connection, piece))).await? {
+                Placed::Unnamed(unnamed) => *key = Some(unnamed),
+                placed => return Ok(placed),
+            }
+        }
+    }
+
+    /// What cannot be removed now is removed by [`Store::tidy`].
+    async fn give_up(&self, key: Option<i64>) {
+        if let Some(key) = key {
+            let _ = self.remove_unnamed(key).await;
+        }
+    }
+
+    async fn reader(&self) -> Result<sqlx::pool::PoolConnection<Sqlite>, StoreError> {
+        self.readers.acquire().await.map_err(StoreError::while_it("waited for a connection"))
+    }
+}
+
+impl Rows {
+    fn is_full(&self) -> bool {
+        self.state.len() + self.conversations.len() >= ROWS_AT_ONCE || self.bytes >= BYTES_AT_ONCE
+    }
+}
+
+impl Source {
+    /// The next rows, and whether they are the last ones.
+    async fn rows(&mut self) -> Result<(Rows, bool), StoreError> {
+        let mut rows = Rows::default();
+        match self {
+            Source::Given { state, conversations } => {
+                while !rows.is_full() {
+                    if let Some((key, value)) = state.pop_front() {
+                        rows.bytes += value.len();
+                        rows.state.push((key, value));
+                    } else if let Some(conversation) = conversations.pop_front() {
+                        rows.bytes += conversation.body.len();
+                        rows.conversations.push(conversation);
+                    } else {
+                        break;
+                    }
+                }
+                let is_last = state.is_empty() && conversations.is_empty();
+                Ok((rows, is_last))
+            }
+            Source::Stored { reading, session, state_after, name_after } => {
+                let failed = || StoreError::while_it("read a session to copy it");
+                // The sizes first: they cost nothing, and the values may be large.
+                let sizes = query(
+                    "SELECT key, LENGTH(value) FROM state WHERE session = ? AND key > ? ORDER BY key LIMIT ?",
+                )
+                .bind(*session)
+                .bind(state_after.as_deref().unwrap_or_default())
+                .bind(ROWS_AT_ONCE as i64)
+                .fetch_all(&mut **reading)
+                .await
+                .map_err(failed())?;
+                let mut last: Option<String> = None;
+                for size in &sizes {
+                    if rows.bytes >= BYTES_AT_ONCE {
+                        break;
+                    }
+                    rows.bytes += size.get::<i64, _>(1) as usize;
+                    last = Some(size.get(0));
+                }
+                if let Some(last) = last {
+                    let values = query(
+                        "SELECT key, value FROM state WHERE session = ? AND key > ? AND key <= ? ORDER BY key",
+                    )
+                    .bind(*session)
+                    .bind(state_after.as_deref().unwrap_or_default())
+                    .bind(&last)
+                    .fetch_all(&mut **reading)
+                    .await
+                    .map_err(failed())?;
+                    rows.state = values.iter().map(|row| (row.get(0), row.get(1))).collect();
+                    *state_after = Some(last);
+                }
+                while !rows.is_full() {
+                    let next = query(
+                        "SELECT name, body FROM conversations WHERE session = ?1 AND (?2 IS NULL OR name > ?2)
+                         ORDER BY name LIMIT 1",
+                    )
+                    .bind(*session)
+                    .bind(name_after.as_deref())
+                    .fetch_optional(&mut **reading)
+                    .await
+                    .map_err(failed())?;
+                    let Some(row) = next else { return Ok((rows, true)) };
+                    let conversation = ConversationRow { name: row.get(0), body: row.get(1) };
+                    *name_after = Some(conversation.name.clone());
+                    rows.bytes += conversation.body.len();
+                    rows.conversations.push(conversation);
+                }
+                Ok((rows, false))
+            }
+        }
+    }
+}
+
+async fn put_piece(connection: &mut SqliteConnection, put: &Put) -> Result<Placed, StoreError> {
+    let failed = || StoreError::while_it("wrote a session");
+    let Put { agent, row, existing, key, rows, is_last, time } = put;
+    let session = &row.session;
+    if *is_last && *existing == Existing::Refuse && exists(connection, agent, session).await? {
+        return Ok(Placed::Exists);
+    }
+    let key = match key {
+        Some(key) => *key,
+        None => begin(connection, agent, row).await?,
+    };
+    if !rows.state.is_empty() {
+        let mut insert = QueryBuilder::<Sqlite>::new("INSERT INTO state (session, key, value) ");
+        insert.push_values(&rows.state, |mut to, (name, value)| {
+            to.push_bind(key).push_bind(name).push_bind(value);
+        });
+        insert.build().execute(&mut *connection).await.map_err(failed())?;
+    }
+    put_conversations(connection, key, &rows.conversations).await?;
+    if !is_last {
+        return Ok(Placed::Unnamed(key));
+    }
+    let left = match existing {
+        Existing::Refuse => None,
+        Existing::Replace => {
+            let piece = Piece::of(*time);
+            Some(erasure::begin(connection, agent, session, Deliveries::Go, piece).await?)
+        }
+    };
+    query("UPDATE sessions SET session = ? WHERE key = ?")
+        .bind(session)
+        .bind(key)
+        .execute(connection)
+        .await
+        .map_err(failed())?;
+    Ok(Placed::Named(left))
+}
+
+/// A session without a name.
+async fn begin(connection: &mut SqliteConnection, agent: &str, row: &SessionRow) -> Result<i64, StoreError> {
+    let SessionRow { session: _, turns, created_at_ms, updated_at_ms } = row;
+    query_scalar(
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?, NULL, ?, ?, ?)
+         RETURNING key",
+    )
+    .bind(agent)
+    .bind(*turns as i64)
+    .bind(*created_at_ms as i64)
+    .bind(*updated_at_ms as i64)
+    .fetch_one(connection)
+    .await
+    .map_err(|error| match is_foreign_key(&error) {
+        true => StoreError::AgentMissing { name: agent.to_owned() },
+        false => StoreError::while_it("wrote a session")(error),
+    })
 }
 
 async fn exists(connection: &mut SqliteConnection, agent: &str, session: &str) -> Result<bool, StoreError> {
@@ -187,20 +404,20 @@ mod tests {
     async fn an_import_is_refused_or_replaces_everything() {
         let store = with_a_session().await;
         let exported = store.session("a", "s").await.unwrap().unwrap();
-        assert!(!store.import_session("a", &exported, Existing::Refuse).await.unwrap());
+        assert!(!store.import_session("a", exported.clone(), Existing::Refuse).await.unwrap());
         let mut other = exported.clone();
         other.state = vec![("other".into(), b"w".to_vec())];
         other.row.turns = 5;
-        assert!(store.import_session("a", &other, Existing::Replace).await.unwrap());
+        assert!(store.import_session("a", other.clone(), Existing::Replace).await.unwrap());
         assert_eq!(store.session("a", "s").await.unwrap(), Some(other));
         assert!(
             store.logs(&LogFilter::of_agent("a"), None, 10).await.unwrap().is_empty(),
             "what was there is gone"
         );
         assert!(store.delete_session("a", "s").await.unwrap());
-        assert!(store.import_session("a", &exported, Existing::Refuse).await.unwrap());
+        assert!(store.import_session("a", exported.clone(), Existing::Refuse).await.unwrap());
         assert_eq!(store.session("a", "s").await.unwrap(), Some(exported.clone()));
-        let lost = store.import_session("nobody", &exported, Existing::Refuse).await;
+        let lost = store.import_session("nobody", exported, Existing::Refuse).await;
         assert!(matches!(lost, Err(StoreError::AgentMissing { .. })), "{lost:?}");
     }
 
@@ -210,7 +427,7 @@ mod tests {
         let before = store.session("a", "s").await.unwrap();
         let mut twice = before.clone().unwrap();
         twice.state.push(twice.state[0].clone());
-        store.import_session("a", &twice, Existing::Replace).await.expect_err("one key has two values");
+        store.import_session("a", twice, Existing::Replace).await.expect_err("one key has two values");
         assert_eq!(store.session("a", "s").await.unwrap(), before);
     }
 }

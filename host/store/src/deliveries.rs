@@ -4,7 +4,7 @@
 //! transaction. One that has begun when the host ends is begun again just as it was. One whose tries are used up is dead,
 //! and stays until it is delivered again by hand or forgotten.
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// How the store knows a delivery.
@@ -80,7 +80,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for deliveries that are due"))?;
-        Ok(rows.iter().map(delivery).collect())
+        Ok(rows::readable(&rows, "delivery", delivery))
     }
 
     /// When a delivery that waits is to be tried, the earliest of those after `now_ms`.
@@ -119,15 +119,21 @@ impl Store {
 
     /// Begins a try. Whether the delivery still waited.
     pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
-        let begun = query("UPDATE deliveries SET state = ?, attempt = ? WHERE key = ? AND state = ?")
-            .bind(BEGUN)
-            .bind(attempt)
-            .bind(key.0)
-            .bind(WAITING)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("began with a delivery"))?;
-        Ok(begun.rows_affected() > 0)
+        self.write((key, attempt), |connection, (key, attempt)| {
+            Box::pin(async move {
+                let (key, attempt) = (*key, *attempt);
+                let begun = query("UPDATE deliveries SET state = ?, attempt = ? WHERE key = ? AND state = ?")
+                    .bind(BEGUN)
+                    .bind(attempt)
+                    .bind(key.0)
+                    .bind(WAITING)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("began with a delivery"))?;
+                Ok(begun.rows_affected() > 0)
+            })
+        })
+        .await
     }
 
     /// A delivery that has begun is tried again. `attempt` is what counts as tried.
@@ -138,6 +144,9 @@ impl Store {
         wake_ms: u64,
         error: &str,
     ) -> Result<(), StoreError> {
+        self.write((key, attempt, wake_ms, error.to_owned()), |connection, (key, attempt, wake_ms, error)| {
+            Box::pin(async move {
+let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
         query(
             "UPDATE deliveries SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE key = ? AND state = ?",
         )
@@ -147,49 +156,70 @@ impl Store {
         .bind(error)
         .bind(key.0)
         .bind(BEGUN)
-        .execute(&self.writer)
+        .execute(connection)
         .await
         .map_err(StoreError::while_it("put a delivery off"))?;
         Ok(())
+})
+        })
+        .await
     }
 
     /// A delivery that succeeded is gone.
     pub async fn finish_delivery(&self, key: DeliveryKey) -> Result<(), StoreError> {
-        query("DELETE FROM deliveries WHERE key = ?")
-            .bind(key.0)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("ended a delivery"))?;
-        Ok(())
+        self.write(key, |connection, key| {
+            Box::pin(async move {
+                let key = *key;
+                query("DELETE FROM deliveries WHERE key = ?")
+                    .bind(key.0)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("ended a delivery"))?;
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// A delivery that has begun is not tried any more.
     pub async fn bury_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
-        query("UPDATE deliveries SET state = ?, error = ? WHERE key = ? AND state = ?")
-            .bind(DEAD)
-            .bind(error)
-            .bind(key.0)
-            .bind(BEGUN)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("gave a delivery up"))?;
-        Ok(())
+        self.write((key, error.to_owned()), |connection, (key, error)| {
+            Box::pin(async move {
+                let key = *key;
+                query("UPDATE deliveries SET state = ?, error = ? WHERE key = ? AND state = ?")
+                    .bind(DEAD)
+                    .bind(error)
+                    .bind(key.0)
+                    .bind(BEGUN)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("gave a delivery up"))?;
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// A dead delivery is tried again, from the first try. Whether there is one with a target that can be tried.
     pub async fn redeliver(&self, key: DeliveryKey, now_ms: u64) -> Result<bool, StoreError> {
-        let again = query(
-            "UPDATE deliveries SET state = ?, attempt = 0, wake_ms = ? WHERE key = ? AND state = ?
+        self.write((key, now_ms), |connection, (key, now_ms)| {
+            Box::pin(async move {
+                let (key, now_ms) = (*key, *now_ms);
+                let again = query(
+                    "UPDATE deliveries SET state = ?, attempt = 0, wake_ms = ? WHERE key = ? AND state = ?
              AND session IS NOT ''",
-        )
-        .bind(WAITING)
-        .bind(now_ms as i64)
-        .bind(key.0)
-        .bind(DEAD)
-        .execute(&self.writer)
+                )
+                .bind(WAITING)
+                .bind(now_ms as i64)
+                .bind(key.0)
+                .bind(DEAD)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("delivered again"))?;
+                Ok(again.rows_affected() > 0)
+            })
+        })
         .await
-        .map_err(StoreError::while_it("delivered again"))?;
-        Ok(again.rows_affected() > 0)
     }
 
     async fn deliveries_in(
@@ -208,7 +238,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("listed deliveries"))?;
-        Ok(rows.iter().map(delivery).collect())
+        Ok(rows::readable(&rows, "delivery", delivery))
     }
 }
 
@@ -226,7 +256,8 @@ pub(crate) async fn insert(
     query(
         "INSERT INTO deliveries (event, agent, session, webhook, state, attempt, wake_ms, error)
          SELECT ?1, ?2, ?3, ?4, ?5, 0, ?6, ?7
-         WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?2) OR EXISTS (SELECT 1 FROM webhooks WHERE id = ?4)",
+         WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?2 AND NOT deleted)
+             OR EXISTS (SELECT 1 FROM webhooks WHERE id = ?4)",
     )
     .bind(event)
     .bind(agent)
@@ -252,27 +283,27 @@ pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) 
     Ok(())
 }
 
-fn delivery(row: &SqliteRow) -> Delivery {
-    let target = match row.get::<Option<String>, _>(3) {
+fn delivery(row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
+    let target = match row.try_get::<Option<String>, _>(3)? {
         Some(webhook) => Target::Webhook(webhook),
-        None => Target::Session { agent: row.get(1), session: row.get(2) },
+        None => Target::Session { agent: row.try_get(1)?, session: row.try_get(2)? },
     };
-    Delivery {
-        key: DeliveryKey(row.get(0)),
+    Ok(Delivery {
+        key: DeliveryKey(row.try_get(0)?),
         target,
-        state: match row.get::<i64, _>(4) {
+        state: match row.try_get::<i64, _>(4)? {
             WAITING => DeliveryState::Waiting,
             BEGUN => DeliveryState::Begun,
             _ => DeliveryState::Dead,
         },
-        attempt: row.get(5),
-        error: row.get(6),
-        event_id: row.get(7),
-        source: row.get(8),
-        topic: row.get(9),
-        data: row.get(10),
-        principal: row.get(11),
-        hops: row.get(12),
-        at_ms: row.get::<i64, _>(13) as u64,
-    }
+        attempt: row.try_get(5)?,
+        error: row.try_get(6)?,
+        event_id: row.try_get(7)?,
+        source: row.try_get(8)?,
+        topic: row.try_get(9)?,
+        data: row.try_get(10)?,
+        principal: row.try_get(11)?,
+        hops: row.try_get(12)?,
+        at_ms: row.try_get::<i64, _>(13)? as u64,
+    })
 }

@@ -1,54 +1,119 @@
-//! The end of a session: everything that any table holds of it goes, in one transaction.
+//! The end of a session: it is gone at once, and then everything that any table holds of it goes, in pieces.
 //!
-//! Invariant: [`TABLES`] names every table that has a session; a test holds it against the schema. What refers to those
-//! rows goes with them by its foreign key. Turns that wait or run stay: they came after, and begin the session anew.
+//! Invariant: every table that has a session is named here; a test holds it against the schema. What refers to those
+//! rows goes with them. Turns that wait or run stay: they came after, and begin the session anew; so does everything else
+//! that was written after the deletion began.
 
-use crate::{Store, StoreError};
-use sqlx::{AssertSqlSafe, Row, SqliteConnection, query};
+use crate::{
+    Store, StoreError,
+    pieces::{Bind, Piece, Progress, remove_content, remove_turns},
+};
+use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// Tables with the columns `agent` and `session`, and which of the session's rows go.
-const TABLES: &[(&str, &str)] = &[
-    ("state", "TRUE"),
-    ("conversations", "TRUE"),
-    ("outcomes", "TRUE"),
-    ("logs", "TRUE"),
-    // Those of the manifest have no session of their own.
-    ("schedules", "TRUE"),
-    ("deliveries", "TRUE"),
-    ("turns", "ended_at_ms IS NOT NULL"),
-    ("sessions", "TRUE"),
-];
+/// A deletion that was begun. Rows with a larger key than these were written after it began.
+#[derive(Clone, Debug)]
+pub(crate) struct Erasure {
+    key: i64,
+    agent: String,
+    session: String,
+    /// What was the session's row, if there was one.
+    content: Option<i64>,
+    schedule: i64,
+    delivery: i64,
+    turn: i64,
+    log: i64,
+}
+
+/// What a deletion came to in its first piece.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// There was something.
+    was_there: bool,
+    pub(crate) left: Option<Erasure>,
+}
 
 impl Store {
-    /// Removes all that is stored of a session, but turns that are still open. Whether there was anything.
+    /// Removes all that is stored of a session, but turns that are still open. Whether there was anything. An error after
+    /// the session is gone leaves the rest to [`Store::tidy`].
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let deleted = erase(&mut transaction, agent, session).await?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(deleted)
+        let begun = self
+            .write(
+                (agent.to_owned(), session.to_owned(), self.piece),
+                |connection, (agent, session, time)| {
+                    Box::pin(async move {
+                        begin(connection, agent, session, Deliveries::Go, Piece::of(*time)).await
+                    })
+                },
+            )
+            .await?;
+        self.erase_to_the_end(begun).await
     }
 
-    /// As [`Store::delete_session`], if the session's last turn was committed before `before_ms` and none is open. Whether
-    /// it was removed.
+    /// As [`Store::delete_session`], if the session's last turn was committed before `before_ms`, none is open and nothing
+    /// is on its way to it. Events that could not be delivered to it stay. Whether it was removed.
     pub async fn expire_session(
         &self,
         agent: &str,
         session: &str,
         before_ms: u64,
     ) -> Result<bool, StoreError> {
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
-            .bind(agent)
-            .bind(before_ms as i64)
-            .bind(session)
-            .fetch_optional(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        if expired.is_some() {
-            erase(&mut transaction, agent, session).await?;
+        let data = (agent.to_owned(), session.to_owned(), before_ms, self.piece);
+        let begun = self
+            .write(data, |connection, (agent, session, before_ms, time)| {
+                Box::pin(async move {
+                    let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
+                        .bind(agent)
+                        .bind(*before_ms as i64)
+                        .bind(session)
+                        .fetch_optional(&mut *connection)
+                        .await
+                        .map_err(failed())?;
+                    match expired {
+                        Some(_) => {
+                            begin(connection, agent, session, Deliveries::Stay, Piece::of(*time)).await
+                        }
+                        None => Ok(Begun { was_there: false, left: None }),
+                    }
+                })
+            })
+            .await?;
+        self.erase_to_the_end(begun).await
+    }
+
+    /// Goes on also if nobody waits for it any more.
+    async fn erase_to_the_end(&self, begun: Begun) -> Result<bool, StoreError> {
+        let Begun { was_there, left } = begun;
+        let Some(left) = left else { return Ok(was_there) };
+        let store = self.clone();
+        let rest = tokio::spawn(async move { store.erase_rest(left).await });
+        let removed = rest.await.map_err(|_ended| StoreError::Closed)??;
+        Ok(was_there || removed > 0)
+    }
+
+    /// How many rows it removed.
+    pub(crate) async fn erase_rest(&self, erasure: Erasure) -> Result<u64, StoreError> {
+        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let mut all = 0;
+        loop {
+            let progress = self
+                .write((erasure.clone(), self.piece), |connection, (erasure, time)| {
+                    Box::pin(async move { erase(connection, erasure, Piece::of(*time)).await })
+                })
+                .await?;
+            match progress {
+                Progress::More { removed } => all += removed,
+                Progress::Done { removed } => return Ok(all + removed),
+            }
         }
-        transaction.commit().await.map_err(failed())?;
-        Ok(expired.is_some())
+    }
+
+    /// Those that a crash left.
+    pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, StoreError> {
+        let rows = query("SELECT key, agent, session, schedule, delivery, turn, log FROM erasures")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for deletions that were begun"))?;
+        Ok(rows.iter().map(erasure).collect())
     }
 
     /// At most `limit` sessions of an agent whose last turn was committed before `before_ms` and that have no open one, those
@@ -72,25 +137,115 @@ impl Store {
     }
 }
 
-const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated_at_ms < ?2 AND NOT EXISTS
-    (SELECT 1 FROM turns WHERE turns.agent = sessions.agent AND turns.session = sessions.session
+const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated_at_ms < ?2 AND session IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE turns.agent = sessions.agent AND turns.session = sessions.session
         AND ended_at_ms IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.agent = sessions.agent
+        AND deliveries.session = sessions.session AND deliveries.state IN (0, 1))
     AND NOT EXISTS (SELECT 1 FROM schedules WHERE schedules.agent = sessions.agent
         AND schedules.session = sessions.session AND schedules.state != 3)";
 
-/// Whether there was anything.
-pub(crate) async fn erase(
+/// What becomes of the deliveries to a session that is deleted.
+#[derive(Clone, Copy)]
+pub(crate) enum Deliveries {
+    Go,
+    Stay,
+}
+
+/// From here on the session is not there. Removes as much of it as a piece may.
+pub(crate) async fn begin(
     connection: &mut SqliteConnection,
     agent: &str,
     session: &str,
-) -> Result<bool, StoreError> {
-    let mut rows = 0;
-    for (table, which) in TABLES {
-        let sql = format!("DELETE FROM {table} WHERE agent = ? AND session = ? AND {which}");
-        let done = query(AssertSqlSafe(sql)).bind(agent).bind(session).execute(&mut *connection).await;
-        rows += done.map_err(failed())?.rows_affected();
+    deliveries: Deliveries,
+    piece: Piece,
+) -> Result<Begun, StoreError> {
+    let content =
+        query_scalar("UPDATE sessions SET session = NULL WHERE agent = ? AND session = ? RETURNING key")
+            .bind(agent)
+            .bind(session)
+            .fetch_optional(&mut *connection)
+            .await
+            .map_err(failed())?;
+    let row = query(
+        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log)
+         SELECT ?1, ?2, (SELECT COALESCE(MAX(key), 0) FROM schedules),
+             CASE WHEN ?3 THEN (SELECT COALESCE(MAX(key), 0) FROM deliveries) ELSE 0 END,
+             (SELECT COALESCE(MAX(key), 0) FROM turns), (SELECT COALESCE(MAX(id), 0) FROM logs)
+         RETURNING key, agent, session, schedule, delivery, turn, log",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(matches!(deliveries, Deliveries::Go))
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let erasure = Erasure { content, ..erasure(&row) };
+    Ok(match erase(connection, &erasure, piece).await? {
+        Progress::Done { removed } => Begun { was_there: content.is_some() || removed > 0, left: None },
+        Progress::More { removed } => {
+            Begun { was_there: content.is_some() || removed > 0, left: Some(erasure) }
+        }
+    })
+}
+
+async fn erase(
+    connection: &mut SqliteConnection,
+    erasure: &Erasure,
+    mut piece: Piece,
+) -> Result<Progress, StoreError> {
+    let Erasure { key, agent, session, content, schedule, delivery, turn, log } = erasure;
+    // What would wake the session goes first.
+    for (sql, last) in [
+        (
+            "DELETE FROM schedules WHERE key IN
+                 (SELECT key FROM schedules WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
+            schedule,
+        ),
+        (
+            "DELETE FROM deliveries WHERE key IN
+                 (SELECT key FROM deliveries WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 500)",
+            delivery,
+        ),
+    ] {
+        let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
+        if !piece.remove(connection, sql, &bind).await? {
+            return Ok(piece.more());
+        }
     }
-    Ok(rows > 0)
+    let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*turn)];
+    let turns =
+        "SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND key <= ?3 AND ended_at_ms IS NOT NULL
+         LIMIT 1";
+    if !remove_turns(connection, &mut piece, turns, &bind).await? {
+        return Ok(piece.more());
+    }
+    if let Some(content) = content
+        && !remove_content(connection, &mut piece, *content).await?
+    {
+        return Ok(piece.more());
+    }
+    let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*log)];
+    let logs = "DELETE FROM logs WHERE id IN
+         (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)";
+    if !piece.remove(connection, logs, &bind).await? {
+        return Ok(piece.more());
+    }
+    query("DELETE FROM erasures WHERE key = ?").bind(key).execute(connection).await.map_err(failed())?;
+    Ok(piece.done())
+}
+
+fn erasure(row: &SqliteRow) -> Erasure {
+    Erasure {
+        key: row.get(0),
+        agent: row.get(1),
+        session: row.get(2),
+        content: None,
+        schedule: row.get(3),
+        delivery: row.get(4),
+        turn: row.get(5),
+        log: row.get(6),
+    }
 }
 
 fn failed() -> impl FnOnce(sqlx::Error) -> StoreError {
@@ -100,59 +255,57 @@ fn failed() -> impl FnOnce(sqlx::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AgentRow, NewTurn, SessionFolder, TurnCommit};
+    use crate::{AgentRow, NewDelivery, NewEvent, NewTurn, SessionFolder, Target, TurnCommit};
     use sqlx::query_scalar;
 
     /// Of every table that has a session: its name and its columns with their types.
     async fn tables_with_a_session(store: &Store) -> Vec<(String, Vec<(String, String)>)> {
         let names: Vec<String> = query_scalar(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND EXISTS
-                 (SELECT 1 FROM pragma_table_info(sqlite_master.name) AS c WHERE c.name = 'session') ORDER BY name",
+                 (SELECT 1 FROM pragma_table_info(sqlite_master.name) AS c WHERE c.name = 'session')
+             AND name != 'erasures' ORDER BY name",
         )
-        .fetch_all(&store.writer)
+        .fetch_all(&store.readers)
         .await
         .unwrap();
         let mut tables = Vec::new();
         for name in names {
             let columns = query("SELECT name, type FROM pragma_table_info(?)").bind(&name);
-            let columns = columns.fetch_all(&store.writer).await.unwrap();
+            let columns = columns.fetch_all(&store.readers).await.unwrap();
             tables.push((name, columns.iter().map(|row| (row.get(0), row.get(1))).collect()));
         }
         tables
     }
 
+    /// Rows of the session 's' of the agent 'a', which is the one with the key 1.
     async fn count(store: &Store, table: &str) -> i64 {
-        let sql = format!("SELECT COUNT(*) FROM {table} WHERE agent = 'a' AND session = 's'");
-        query_scalar(AssertSqlSafe(sql)).fetch_one(&store.writer).await.unwrap()
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE session IN ('s', 1)");
+        query_scalar(AssertSqlSafe(sql)).fetch_one(&store.readers).await.unwrap()
     }
 
     #[tokio::test]
     async fn a_deleted_session_leaves_no_row_in_any_table_that_has_sessions() {
         let store = Store::in_memory().await.unwrap();
         let tables = tables_with_a_session(&store).await;
-        assert!(tables.len() >= TABLES.len(), "{tables:?}");
-        sqlx::raw_sql("PRAGMA foreign_keys = OFF").execute(&store.writer).await.unwrap();
+        assert!(tables.len() >= 8, "{tables:?}");
+        sqlx::raw_sql("PRAGMA foreign_keys = OFF").execute(&store.readers).await.unwrap();
         for (table, columns) in &tables {
             let values = columns.iter().map(|(column, kind)| match (column.as_str(), kind.as_str()) {
                 ("agent", _) => "'a'",
-                ("session", _) => "'s'",
+                ("session", "TEXT") => "'s'",
                 (_, "INTEGER") => "1",
                 (_, "BLOB") => "x'01'",
                 _ => "'x'",
             });
             let values = values.collect::<Vec<_>>().join(", ");
             let insert = AssertSqlSafe(format!("INSERT INTO {table} VALUES ({values})"));
-            query(insert).execute(&store.writer).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+            query(insert).execute(&store.readers).await.unwrap_or_else(|error| panic!("{table}: {error}"));
             assert_eq!(count(&store, table).await, 1, "{table}");
         }
-        sqlx::raw_sql("PRAGMA foreign_keys = ON").execute(&store.writer).await.unwrap();
+        sqlx::raw_sql("PRAGMA foreign_keys = ON").execute(&store.readers).await.unwrap();
         assert!(store.delete_session("a", "s").await.unwrap());
         for (table, _) in &tables {
-            assert_eq!(
-                count(&store, table).await,
-                0,
-                "{table} keeps rows; name it in `TABLES` of erasure.rs"
-            );
+            assert_eq!(count(&store, table).await, 0, "{table} keeps rows; remove them in erasure.rs");
         }
         assert!(!store.delete_session("a", "s").await.unwrap());
     }
@@ -200,5 +353,39 @@ mod tests {
         }
         let left = store.sessions("a", &SessionFolder::of(None), None, 10).await.unwrap();
         assert_eq!(left.iter().map(|row| row.session.as_str()).collect::<Vec<_>>(), ["s2", "s3", "s4"]);
+    }
+
+    #[tokio::test]
+    async fn a_session_does_not_expire_while_an_event_is_on_its_way_to_it() {
+        let store = with_sessions(&[("s", 10)]).await;
+        let event = |id: &str, undeliverable: Option<&str>| NewEvent {
+            source: "shop".into(),
+            id: id.into(),
+            topic: "t".into(),
+            data: None,
+            principal: "p".into(),
+            hops: 0,
+            at_ms: 1,
+            deliveries: vec![NewDelivery {
+                target: Target::Session { agent: "a".into(), session: "s".into() },
+                undeliverable: undeliverable.map(str::to_owned),
+            }],
+        };
+        store.publish(&event("dead", Some("nobody takes it")), 1).await.unwrap();
+        store.publish(&event("pending", None), 1).await.unwrap();
+        let expires = async || {
+            let listed = !store.expired_sessions("a", 30, None, 10).await.unwrap().is_empty();
+            (listed, store.expire_session("a", "s", 30).await.unwrap())
+        };
+        assert_eq!(expires().await, (false, false), "it waits");
+        let [pending] = &store.due_deliveries(5, 10).await.unwrap()[..] else { panic!("one is due") };
+        assert!(store.begin_delivery(pending.key, 1).await.unwrap());
+        assert_eq!(expires().await, (false, false), "it has begun");
+        store.finish_delivery(pending.key).await.unwrap();
+        assert_eq!(expires().await, (true, true));
+        assert_eq!(store.session("a", "s").await.unwrap(), None);
+        let dead = store.dead_deliveries(None, 10).await.unwrap();
+        assert_eq!(dead.len(), 1, "what could not be delivered can still be delivered by hand");
+        assert!(store.redeliver(dead[0].key, 40).await.unwrap());
     }
 }

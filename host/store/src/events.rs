@@ -59,11 +59,10 @@ pub struct EventRow {
 impl Store {
     /// Makes an event durable, with its deliveries.
     pub async fn publish(&self, event: &NewEvent, now_ms: u64) -> Result<Published, StoreError> {
-        let failed = || StoreError::while_it("published an event");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        let published = insert(&mut transaction, event, now_ms).await?;
-        transaction.commit().await.map_err(failed())?;
-        Ok(published)
+        self.write((event.clone(), now_ms), |connection, (event, now_ms)| {
+            Box::pin(insert(connection, event, *now_ms))
+        })
+        .await
     }
 
     /// The newest events, those before the key `before` if it is given.

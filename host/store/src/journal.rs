@@ -3,9 +3,8 @@
 //! Records are appended while the turn runs and never change. Those that a caller was shown outlive the turn for a
 //! while; the others go when it ends.
 
-use crate::{Store, StoreError, TurnKey, writer::Write};
+use crate::{Store, StoreError, TurnKey};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
-use std::sync::Arc;
 
 /// Of one record. Larger ones are refused before anything of the append is written.
 pub const MAX_RECORD_BYTES: usize = 2 << 20;
@@ -29,7 +28,10 @@ impl Store {
             let (what, bytes) = ("a record of the turn's journal", large.body.len());
             return Err(StoreError::RowTooLarge { what, bytes, limit: MAX_RECORD_BYTES });
         }
-        self.group.write(Write::Append { turn, records: Arc::new(records) }).await.map(drop)
+        self.write((turn, records), |connection, (turn, records)| {
+            Box::pin(append(connection, *turn, records))
+        })
+        .await
     }
 
     /// The journal in its order.
@@ -52,7 +54,7 @@ impl Store {
     }
 }
 
-pub(crate) async fn append(
+async fn append(
     connection: &mut SqliteConnection,
     turn: TurnKey,
     records: &[Record],

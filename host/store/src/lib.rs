@@ -12,18 +12,27 @@ mod api_keys;
 mod approvals;
 mod artifacts;
 mod batch_items;
+mod batch_rows;
 #[cfg(test)]
 mod batch_tests;
 mod batches;
 mod copies;
 mod deliveries;
+mod disk;
 mod erasure;
 mod error;
 #[cfg(test)]
 mod event_tests;
 mod events;
+#[cfg(test)]
+mod fault_tests;
+mod faults;
 mod journal;
 mod logs;
+mod pieces;
+#[cfg(test)]
+mod pieces_tests;
+mod rows;
 #[cfg(test)]
 mod schedule_tests;
 mod schedules;
@@ -53,6 +62,8 @@ pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;
 pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
+#[cfg(any(test, feature = "faults"))]
+pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};

@@ -53,10 +53,13 @@ impl Store {
         turn: u64,
         entries: &[LogEntry],
     ) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("stored log lines");
-        let mut transaction = self.writer.begin().await.map_err(failed())?;
-        insert(&mut transaction, agent, session, turn, entries).await?;
-        transaction.commit().await.map_err(failed())
+        self.write(
+            (agent.to_owned(), session.to_owned(), turn, entries.to_vec()),
+            |connection, (agent, session, turn, entries)| {
+                Box::pin(insert(connection, agent, session, *turn, entries))
+            },
+        )
+        .await
     }
 
     /// At most `limit` lines with an id over `after_id`, oldest first. Without `after_id`: the newest ones.

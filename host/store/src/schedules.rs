@@ -4,7 +4,7 @@
 //! same transaction. One that has begun when the host ends is begun again just as it was. When it is due is computed
 //! outside: a timing is text here.
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// A schedule that is set. One of the same owner and name gives way to it.
@@ -87,7 +87,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for schedules that are due"))?;
-        Ok(rows.iter().map(schedule_row).collect())
+        Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
     /// When a schedule that waits is to be looked at, the earliest of those after `now_ms`.
@@ -109,7 +109,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for schedules that had begun"))?;
-        Ok(rows.iter().map(schedule_row).collect())
+        Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
     /// Begins a try of a schedule that waits. Whether it still did.
@@ -120,7 +120,10 @@ impl Store {
         missed: u32,
         attempt: u32,
     ) -> Result<bool, StoreError> {
-        let begun = query(
+        self.write((id.to_owned(), due_ms, missed, attempt), |connection, (id, due_ms, missed, attempt)| {
+            Box::pin(async move {
+                let (due_ms, missed, attempt) = (*due_ms, *missed, *attempt);
+                let begun = query(
             "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ? WHERE id = ? AND state = ?",
         )
         .bind(BEGUN)
@@ -129,10 +132,13 @@ impl Store {
         .bind(attempt)
         .bind(id)
         .bind(WAITING)
-        .execute(&self.writer)
+        .execute(connection)
         .await
         .map_err(StoreError::while_it("began with a schedule"))?;
-        Ok(begun.rows_affected() > 0)
+                Ok(begun.rows_affected() > 0)
+            })
+        })
+        .await
     }
 
     /// The same time of a schedule that has begun is tried again. `attempt` is what counts as tried.
@@ -143,7 +149,12 @@ impl Store {
         wake_ms: u64,
         error: &str,
     ) -> Result<(), StoreError> {
-        query(
+        self.write(
+            (id.to_owned(), attempt, wake_ms, error.to_owned()),
+            |connection, (id, attempt, wake_ms, error)| {
+                Box::pin(async move {
+                    let (attempt, wake_ms) = (*attempt, *wake_ms);
+                    query(
             "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE id = ? AND state = ?",
         )
         .bind(WAITING)
@@ -152,10 +163,14 @@ impl Store {
         .bind(error)
         .bind(id)
         .bind(BEGUN)
-        .execute(&self.writer)
+        .execute(connection)
         .await
         .map_err(StoreError::while_it("put a schedule off"))?;
-        Ok(())
+                    Ok(())
+                })
+            },
+        )
+        .await
     }
 
     /// A schedule that repeats, and whose time is over, waits for its next one. `error` says how that time ended badly.
@@ -166,7 +181,12 @@ impl Store {
         missed: u32,
         error: Option<&str>,
     ) -> Result<(), StoreError> {
-        query(
+        self.write(
+            (id.to_owned(), due_ms, missed, error.map(str::to_owned)),
+            |connection, (id, due_ms, missed, error)| {
+                Box::pin(async move {
+                    let (due_ms, missed) = (*due_ms, *missed);
+                    query(
             "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0, error = ?
              WHERE id = ? AND state IN (?, ?)",
         )
@@ -178,52 +198,72 @@ impl Store {
         .bind(id)
         .bind(BEGUN)
         .bind(SETTLED)
-        .execute(&self.writer)
+        .execute(connection)
         .await
         .map_err(StoreError::while_it("set the next time of a schedule"))?;
-        Ok(())
+                    Ok(())
+                })
+            },
+        )
+        .await
     }
 
     /// A schedule that has begun is not tried any more, and stays to be seen.
     pub async fn park_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
-        query("UPDATE schedules SET state = ?, error = ? WHERE id = ? AND state IN (?, ?)")
-            .bind(FAILED)
-            .bind(error)
-            .bind(id)
-            .bind(BEGUN)
-            .bind(SETTLED)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("gave a schedule up"))?;
-        Ok(())
+        self.write((id.to_owned(), error.to_owned()), |connection, (id, error)| {
+            Box::pin(async move {
+                query("UPDATE schedules SET state = ?, error = ? WHERE id = ? AND state IN (?, ?)")
+                    .bind(FAILED)
+                    .bind(error)
+                    .bind(id)
+                    .bind(BEGUN)
+                    .bind(SETTLED)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("gave a schedule up"))?;
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// Makes a schedule due now, with all its tries. Whether there is one that waits or failed.
     pub async fn run_schedule(&self, agent: &str, id: &str, now_ms: u64) -> Result<bool, StoreError> {
-        let run = query(
-            "UPDATE schedules SET state = ?1, due_ms = ?2, wake_ms = ?2, missed = 0, attempt = 0
+        self.write((agent.to_owned(), id.to_owned(), now_ms), |connection, (agent, id, now_ms)| {
+            Box::pin(async move {
+                let now_ms = *now_ms;
+                let run = query(
+                    "UPDATE schedules SET state = ?1, due_ms = ?2, wake_ms = ?2, missed = 0, attempt = 0
              WHERE agent = ?3 AND id = ?4 AND state IN (?1, ?5)",
-        )
-        .bind(WAITING)
-        .bind(now_ms as i64)
-        .bind(agent)
-        .bind(id)
-        .bind(FAILED)
-        .execute(&self.writer)
+                )
+                .bind(WAITING)
+                .bind(now_ms as i64)
+                .bind(agent)
+                .bind(id)
+                .bind(FAILED)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("made a schedule due"))?;
+                Ok(run.rows_affected() > 0)
+            })
+        })
         .await
-        .map_err(StoreError::while_it("made a schedule due"))?;
-        Ok(run.rows_affected() > 0)
     }
 
     /// Removes a schedule. Whether it was there.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<bool, StoreError> {
-        let cancelled = query("DELETE FROM schedules WHERE agent = ? AND id = ?")
-            .bind(agent)
-            .bind(id)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("cancelled a schedule"))?;
-        Ok(cancelled.rows_affected() > 0)
+        self.write((agent.to_owned(), id.to_owned()), |connection, (agent, id)| {
+            Box::pin(async move {
+                let cancelled = query("DELETE FROM schedules WHERE agent = ? AND id = ?")
+                    .bind(agent)
+                    .bind(id)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("cancelled a schedule"))?;
+                Ok(cancelled.rows_affected() > 0)
+            })
+        })
+        .await
     }
 
     /// Those that a session set, by name.
@@ -236,7 +276,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("read the schedules of a session"))?;
-        Ok(rows.iter().map(schedule_row).collect())
+        Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
     /// Those of all agents, or of one, the next one to be looked at first and the failed ones last.
@@ -251,7 +291,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("listed schedules"))?;
-        Ok(rows.iter().map(schedule_row).collect())
+        Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 }
 
@@ -308,7 +348,8 @@ pub(crate) async fn replace_of_manifest(
         .fetch_all(&mut *connection)
         .await
         .map_err(StoreError::while_it("read the schedules of a manifest"))?;
-    let before: Vec<NewSchedule> = before.iter().map(|row| schedule_row(row).schedule).collect();
+    let before: Vec<NewSchedule> =
+        rows::readable(&before, "schedule", schedule_row).into_iter().map(|row| row.schedule).collect();
     let is_same = |old: &NewSchedule, new: &NewSchedule| {
         *old == NewSchedule { id: old.id.clone(), due_ms: old.due_ms, ..new.clone() }
     };
@@ -372,31 +413,31 @@ async fn remove(
     Ok(())
 }
 
-fn schedule_row(row: &SqliteRow) -> ScheduleRow {
-    let owner: String = row.get(2);
-    ScheduleRow {
-        agent: row.get(1),
+fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> {
+    let owner: String = row.try_get(2)?;
+    Ok(ScheduleRow {
+        agent: row.try_get(1)?,
         owner: (owner != MANIFEST).then_some(owner),
         schedule: NewSchedule {
-            id: row.get(0),
-            name: row.get(3),
-            target: row.get(4),
-            principal: row.get(5),
-            timing: row.get(6),
-            repeats: row.get(7),
-            data: row.get(8),
-            tries: row.get(9),
-            due_ms: row.get::<i64, _>(11) as u64,
+            id: row.try_get(0)?,
+            name: row.try_get(3)?,
+            target: row.try_get(4)?,
+            principal: row.try_get(5)?,
+            timing: row.try_get(6)?,
+            repeats: row.try_get(7)?,
+            data: row.try_get(8)?,
+            tries: row.try_get(9)?,
+            due_ms: row.try_get::<i64, _>(11)? as u64,
         },
-        state: match row.get::<i64, _>(10) {
+        state: match row.try_get::<i64, _>(10)? {
             WAITING => ScheduleState::Waiting,
             BEGUN => ScheduleState::Begun,
             SETTLED => ScheduleState::Settled,
             _ => ScheduleState::Failed,
         },
-        missed: row.get(12),
-        attempt: row.get(13),
-        wake_ms: row.get::<i64, _>(14) as u64,
-        error: row.get(15),
-    }
+        missed: row.try_get(12)?,
+        attempt: row.try_get(13)?,
+        wake_ms: row.try_get::<i64, _>(14)? as u64,
+        error: row.try_get(15)?,
+    })
 }

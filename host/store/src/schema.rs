@@ -276,6 +276,74 @@ const STEPS: &[&str] = &[
     CREATE TRIGGER api_key_deleted AFTER DELETE ON api_keys
         BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
 ",
+    // Sessions have keys, so that what belongs to one can be written and removed in pieces, unseen: the one row of the
+    // session itself says whether it is there. Without a name it is a copy that is not complete, or what is left of a
+    // session that was deleted.
+    "
+    CREATE TABLE sessions_with_keys (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        agent         TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session       TEXT,
+        turns         INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        UNIQUE (agent, session)
+    );
+    INSERT INTO sessions_with_keys (agent, session, turns, created_at_ms, updated_at_ms)
+        SELECT agent, session, turns, created_at_ms, updated_at_ms FROM sessions;
+    CREATE TABLE state_of_keys (
+        session INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        key     TEXT NOT NULL,
+        value   BLOB NOT NULL,
+        PRIMARY KEY (session, key)
+    ) WITHOUT ROWID;
+    INSERT INTO state_of_keys SELECT s.key, state.key, value FROM state JOIN sessions_with_keys AS s USING (agent, session);
+    CREATE TABLE conversations_of_keys (
+        session INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        name    TEXT NOT NULL,
+        body    BLOB NOT NULL,
+        PRIMARY KEY (session, name)
+    );
+    INSERT INTO conversations_of_keys SELECT s.key, name, body
+        FROM conversations JOIN sessions_with_keys AS s USING (agent, session);
+    CREATE TABLE outcomes_of_keys (
+        session         INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        idempotency_key TEXT NOT NULL,
+        turn            INTEGER NOT NULL,
+        body            BLOB NOT NULL,
+        PRIMARY KEY (session, idempotency_key)
+    );
+    INSERT INTO outcomes_of_keys SELECT s.key, idempotency_key, turn, body
+        FROM outcomes JOIN sessions_with_keys AS s USING (agent, session);
+    DROP TABLE outcomes;
+    DROP TABLE conversations;
+    DROP TABLE state;
+    DROP TABLE sessions;
+    ALTER TABLE sessions_with_keys RENAME TO sessions;
+    ALTER TABLE state_of_keys RENAME TO state;
+    ALTER TABLE conversations_of_keys RENAME TO conversations;
+    ALTER TABLE outcomes_of_keys RENAME TO outcomes;
+    CREATE INDEX sessions_unnamed ON sessions (key) WHERE session IS NULL;
+
+    -- Deletions that were begun. Rows with larger keys came after, and stay.
+    CREATE TABLE erasures (
+        key      INTEGER PRIMARY KEY AUTOINCREMENT,
+        agent    TEXT NOT NULL,
+        session  TEXT NOT NULL,
+        schedule INTEGER NOT NULL,
+        delivery INTEGER NOT NULL,
+        turn     INTEGER NOT NULL,
+        log      INTEGER NOT NULL
+    );
+    ALTER TABLE agents ADD COLUMN deleted INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE batches ADD COLUMN complete INTEGER NOT NULL DEFAULT TRUE;
+    -- What is written to see whether anything can be.
+    CREATE TABLE checks (
+        id     INTEGER PRIMARY KEY,
+        at     INTEGER NOT NULL,
+        filler BLOB NOT NULL
+    );
+",
 ];
 
 /// Brings a database to the schema that this build knows.
@@ -329,7 +397,9 @@ mod tests {
         let version =
             "SELECT deployments.version FROM agents JOIN deployments ON agent = name WHERE digest = 'd'";
         assert_eq!(count(&mut connection, version).await, 1);
-        assert_eq!(count(&mut connection, "SELECT turns FROM sessions JOIN state USING (session)").await, 3);
+        let state = "SELECT turns FROM sessions JOIN state ON state.session = sessions.key
+             WHERE agent = 'a' AND sessions.session = 's' AND state.key = 'k' AND value = x'01'";
+        assert_eq!(count(&mut connection, state).await, 3);
         query("DELETE FROM agents").execute(&mut connection).await.expect("deletes");
         assert_eq!(
             count(&mut connection, "SELECT COUNT(*) FROM state").await,

@@ -1,6 +1,6 @@
 //! Secrets of agents, sealed by whoever stores them: this crate cannot read one.
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, rows};
 use sqlx::{Row, query, sqlite::SqliteRow};
 
 /// A secret of one agent, or of all that are granted it.
@@ -17,7 +17,9 @@ pub struct SecretRow {
 impl Store {
     /// Stores a secret, in place of one with the same agent and name.
     pub async fn put_secret(&self, secret: &SecretRow) -> Result<(), StoreError> {
-        query(
+        self.write(secret.clone(), |connection, secret| {
+            Box::pin(async move {
+                query(
             "INSERT INTO secrets (agent, name, hosts, sealed, updated_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
              ON CONFLICT (agent, name) DO UPDATE SET hosts = ?3, sealed = ?4, updated_at_ms = ?5",
         )
@@ -26,10 +28,13 @@ impl Store {
         .bind(&secret.hosts)
         .bind(&secret.sealed)
         .bind(secret.updated_at_ms as i64)
-        .execute(&self.writer)
+        .execute(connection)
         .await
         .map_err(StoreError::while_it("stored a secret"))?;
-        Ok(())
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// All secrets, by name.
@@ -39,7 +44,7 @@ impl Store {
                 .fetch_all(&self.readers)
                 .await
                 .map_err(StoreError::while_it("listed secrets"))?;
-        Ok(rows.iter().map(secret_row).collect())
+        Ok(rows::readable(&rows, "secret", secret_row))
     }
 
     /// The secrets that an agent may have: those of all agents, except where it has one of its own with the same name.
@@ -55,30 +60,35 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("read the secrets of an agent"))?;
-        Ok(rows.iter().map(secret_row).collect())
+        Ok(rows::readable(&rows, "secret", secret_row))
     }
 
     /// Whether it was there.
     pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<bool, StoreError> {
-        let deleted = query("DELETE FROM secrets WHERE agent = ? AND name = ?")
-            .bind(agent.unwrap_or_default())
-            .bind(name)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("deleted a secret"))?;
-        Ok(deleted.rows_affected() > 0)
+        self.write((agent.map(str::to_owned), name.to_owned()), |connection, (agent, name)| {
+            Box::pin(async move {
+                let deleted = query("DELETE FROM secrets WHERE agent = ? AND name = ?")
+                    .bind(agent.as_deref().unwrap_or_default())
+                    .bind(name)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("deleted a secret"))?;
+                Ok(deleted.rows_affected() > 0)
+            })
+        })
+        .await
     }
 }
 
-fn secret_row(row: &SqliteRow) -> SecretRow {
-    let agent: String = row.get(0);
-    SecretRow {
+fn secret_row(row: &SqliteRow) -> Result<SecretRow, sqlx::Error> {
+    let agent: String = row.try_get(0)?;
+    Ok(SecretRow {
         agent: (!agent.is_empty()).then_some(agent),
-        name: row.get(1),
-        hosts: row.get(2),
-        sealed: row.get(3),
-        updated_at_ms: row.get::<i64, _>(4) as u64,
-    }
+        name: row.try_get(1)?,
+        hosts: row.try_get(2)?,
+        sealed: row.try_get(3)?,
+        updated_at_ms: row.try_get::<i64, _>(4)? as u64,
+    })
 }
 
 #[cfg(test)]

@@ -2,10 +2,15 @@
 
 use crate::{
     DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, deliveries,
-    events, logs, schedules, token_use, turns, writer::Write,
+    events, logs, schedules, token_use, turns,
 };
-use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
+
+/// Rows of one statement: few enough that it takes a millisecond or two, and has fewer parameters than SQLite takes.
+pub(crate) const ROWS_AT_ONCE: usize = 500;
+/// And their bytes, if they are large.
+pub(crate) const BYTES_AT_ONCE: usize = 1 << 20;
 
 /// One session of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +113,10 @@ impl Store {
     /// Writes a turn and ends it. A turn that is not the session's next one is a [`StoreError::TurnConflict`] and writes
     /// nothing.
     pub async fn commit_turn(&self, commit: impl Into<Arc<TurnCommit>>) -> Result<(), StoreError> {
-        self.group.write(Write::Commit(commit.into())).await.map(drop)
+        self.write(commit.into(), |connection, turn: &Arc<TurnCommit>| {
+            Box::pin(commit_turn(connection, turn))
+        })
+        .await
     }
 
     /// A session with its state and conversations, or `None` if no turn of it was committed.
@@ -117,7 +125,7 @@ impl Store {
         // One transaction: the three reads see the same turn.
         let mut transaction = self.readers.begin().await.map_err(failed())?;
         let row = query(
-            "SELECT session, turns, created_at_ms, updated_at_ms FROM sessions WHERE agent = ? AND session = ?",
+            "SELECT session, turns, created_at_ms, updated_at_ms, key FROM sessions WHERE agent = ? AND session = ?",
         )
         .bind(agent)
         .bind(session)
@@ -125,19 +133,17 @@ impl Store {
         .await
         .map_err(failed())?;
         let Some(row) = row else { return Ok(None) };
-        let state = query("SELECT key, value FROM state WHERE agent = ? AND session = ? ORDER BY key")
-            .bind(agent)
-            .bind(session)
+        let key: i64 = row.get(4);
+        let state = query("SELECT key, value FROM state WHERE session = ? ORDER BY key")
+            .bind(key)
             .fetch_all(&mut *transaction)
             .await
             .map_err(failed())?;
-        let conversations =
-            query("SELECT name, body FROM conversations WHERE agent = ? AND session = ? ORDER BY name")
-                .bind(agent)
-                .bind(session)
-                .fetch_all(&mut *transaction)
-                .await
-                .map_err(failed())?;
+        let conversations = query("SELECT name, body FROM conversations WHERE session = ? ORDER BY name")
+            .bind(key)
+            .fetch_all(&mut *transaction)
+            .await
+            .map_err(failed())?;
         Ok(Some(SessionSnapshot {
             row: session_row(&row),
             state: state.into_iter().map(|row| (row.get(0), row.get(1))).collect(),
@@ -180,13 +186,16 @@ impl Store {
         session: &str,
         name: &str,
     ) -> Result<Option<ConversationRow>, StoreError> {
-        let row = query("SELECT name, body FROM conversations WHERE agent = ? AND session = ? AND name = ?")
-            .bind(agent)
-            .bind(session)
-            .bind(name)
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(StoreError::while_it("read a conversation"))?;
+        let row = query(
+            "SELECT name, body FROM conversations
+             WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND name = ?",
+        )
+        .bind(agent)
+        .bind(session)
+        .bind(name)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(StoreError::while_it("read a conversation"))?;
         Ok(row.map(|row| ConversationRow { name: row.get(0), body: row.get(1) }))
     }
 
@@ -197,8 +206,8 @@ impl Store {
         session: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
         let rows = query(
-            "SELECT name FROM sessions LEFT JOIN conversations USING (agent, session)
-             WHERE agent = ? AND session = ? ORDER BY name",
+            "SELECT name FROM sessions LEFT JOIN conversations ON conversations.session = sessions.key
+             WHERE agent = ? AND sessions.session = ? ORDER BY name",
         )
         .bind(agent)
         .bind(session)
@@ -212,10 +221,11 @@ impl Store {
     /// What a session takes: the bytes of its keys, values and conversations. `None` if no turn of it was committed.
     pub async fn session_bytes(&self, agent: &str, session: &str) -> Result<Option<u64>, StoreError> {
         let row = query(
-            "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(key AS BLOB)) + LENGTH(value)), 0) FROM state
-                     WHERE agent = ?1 AND session = ?2)
-                  + (SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversations WHERE agent = ?1 AND session = ?2)
-             FROM sessions WHERE agent = ?1 AND session = ?2",
+            "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(state.key AS BLOB)) + LENGTH(value)), 0) FROM state
+                     WHERE state.session = sessions.key)
+                  + (SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversations
+                     WHERE conversations.session = sessions.key)
+             FROM sessions WHERE agent = ? AND session = ?",
         )
         .bind(agent)
         .bind(session)
@@ -232,7 +242,10 @@ impl Store {
         session: &str,
         idempotency_key: &str,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let row = query("SELECT body FROM outcomes WHERE agent = ? AND session = ? AND idempotency_key = ?")
+        let row = query(
+            "SELECT body FROM outcomes
+             WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND idempotency_key = ?",
+        )
             .bind(agent)
             .bind(session)
             .bind(idempotency_key)
@@ -243,67 +256,19 @@ impl Store {
     }
 }
 
-pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<(), StoreError> {
+async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("committed a turn");
     let TurnCommit { agent, session, turn, at_ms, .. } = commit;
-    let written = query(
-        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms)
-         SELECT ?1, ?2, ?3, ?4, ?4 WHERE ?3 = 1 OR EXISTS
-             (SELECT 1 FROM sessions WHERE agent = ?1 AND session = ?2)
-         ON CONFLICT (agent, session) DO UPDATE SET turns = ?3, updated_at_ms = ?4 WHERE turns = ?3 - 1",
-    )
-    .bind(agent)
-    .bind(session)
-    .bind(*turn as i64)
-    .bind(*at_ms as i64)
-    .execute(&mut *connection)
-    .await;
-    let written = match written {
-        Ok(done) => done.rows_affected(),
-        Err(error) if is_foreign_key(&error) => {
-            return Err(StoreError::AgentMissing { name: agent.clone() });
-        }
-        Err(error) => return Err(failed()(error)),
-    };
-    if written == 0 {
+    let Some(key) = advance(connection, commit).await? else {
         return Err(StoreError::TurnConflict { agent: agent.clone(), session: session.clone(), turn: *turn });
-    }
-    for change in &commit.state {
-        let statement = match &change.value {
-            Some(value) => query(
-                "INSERT INTO state (agent, session, key, value) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (agent, session, key) DO UPDATE SET value = ?4",
-            )
-            .bind(agent)
-            .bind(session)
-            .bind(&change.key)
-            .bind(value),
-            None => query("DELETE FROM state WHERE agent = ? AND session = ? AND key = ?")
-                .bind(agent)
-                .bind(session)
-                .bind(&change.key),
-        };
-        statement.execute(&mut *connection).await.map_err(failed())?;
-    }
-    for conversation in &commit.conversations {
-        query(
-            "INSERT INTO conversations (agent, session, name, body) VALUES (?1, ?2, ?3, ?4)
-             ON CONFLICT (agent, session, name) DO UPDATE SET body = ?4",
-        )
-        .bind(agent)
-        .bind(session)
-        .bind(&conversation.name)
-        .bind(&conversation.body)
-        .execute(&mut *connection)
-        .await
-        .map_err(failed())?;
-    }
+    };
+    change_state(connection, key, &commit.state).await?;
+    put_conversations(connection, key, &commit.conversations).await?;
     let outcome = commit.outcome.as_ref();
-    if let Some(Outcome { idempotency_key: Some(key), body }) = outcome {
-        query("INSERT INTO outcomes (agent, session, idempotency_key, turn, body) VALUES (?, ?, ?, ?, ?)")
-            .bind(agent)
-            .bind(session)
+    if let Some(Outcome { idempotency_key: Some(idempotency_key), body }) = outcome {
+        query("INSERT INTO outcomes (session, idempotency_key, turn, body) VALUES (?, ?, ?, ?)")
             .bind(key)
+            .bind(idempotency_key)
             .bind(*turn as i64)
             .bind(body)
             .execute(&mut *connection)
@@ -329,6 +294,107 @@ pub(crate) async fn commit(connection: &mut SqliteConnection, commit: &TurnCommi
         token_use::add(connection, used).await?;
     }
     logs::insert(connection, agent, session, *turn, &commit.logs).await
+}
+
+/// Makes this the session's last turn, if it is the next one, and gives the session's key.
+async fn advance(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<Option<i64>, StoreError> {
+    let failed = || StoreError::while_it("committed a turn");
+    let TurnCommit { agent, session, turn, at_ms, .. } = commit;
+    let advanced = query_scalar(
+        "UPDATE sessions SET turns = ?3, updated_at_ms = ?4
+         WHERE agent = ?1 AND session = ?2 AND turns = ?3 - 1 RETURNING key",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(*turn as i64)
+    .bind(*at_ms as i64)
+    .fetch_optional(&mut *connection)
+    .await
+    .map_err(failed())?;
+    if advanced.is_some() || *turn != 1 {
+        return Ok(advanced);
+    }
+    query_scalar(
+        "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?1, ?2, 1, ?3, ?3)
+         ON CONFLICT DO NOTHING RETURNING key",
+    )
+    .bind(agent)
+    .bind(session)
+    .bind(*at_ms as i64)
+    .fetch_optional(connection)
+    .await
+    .map_err(|error| match is_foreign_key(&error) {
+        true => StoreError::AgentMissing { name: agent.clone() },
+        false => failed()(error),
+    })
+}
+
+/// In their order: of one key, the last change holds.
+async fn change_state(
+    connection: &mut SqliteConnection,
+    session: i64,
+    changes: &[StateChange],
+) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("committed the state of a session");
+    for alike in changes.chunk_by(|a, b| a.value.is_some() == b.value.is_some()) {
+        for rows in bounded(alike, |change| change.value.as_ref().map_or(0, Vec::len)) {
+            let is_set = rows[0].value.is_some();
+            let mut statement = QueryBuilder::<Sqlite>::new(match is_set {
+                true => "INSERT INTO state (session, key, value) ",
+                false => "DELETE FROM state WHERE session = ",
+            });
+            if is_set {
+                statement.push_values(rows, |mut row, change| {
+                    row.push_bind(session).push_bind(&change.key).push_bind(&change.value);
+                });
+                statement.push(" ON CONFLICT (session, key) DO UPDATE SET value = excluded.value");
+            } else {
+                statement.push_bind(session).push(" AND key IN (");
+                let mut keys = statement.separated(", ");
+                rows.iter().for_each(|change| _ = keys.push_bind(&change.key));
+                statement.push(")");
+            }
+            statement.build().execute(&mut *connection).await.map_err(failed())?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn put_conversations(
+    connection: &mut SqliteConnection,
+    session: i64,
+    conversations: &[ConversationRow],
+) -> Result<(), StoreError> {
+    for conversation in conversations {
+        query(
+            "INSERT INTO conversations (session, name, body) VALUES (?1, ?2, ?3)
+             ON CONFLICT (session, name) DO UPDATE SET body = ?3",
+        )
+        .bind(session)
+        .bind(&conversation.name)
+        .bind(&conversation.body)
+        .execute(&mut *connection)
+        .await
+        .map_err(StoreError::while_it("committed a conversation"))?;
+    }
+    Ok(())
+}
+
+/// Rows, as many at once as one statement takes.
+pub(crate) fn bounded<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    let mut left = rows;
+    std::iter::from_fn(move || {
+        let mut sum = 0;
+        let fits = |row: &&T| {
+            sum += bytes(row);
+            sum <= BYTES_AT_ONCE
+        };
+        let count = left.iter().take(ROWS_AT_ONCE).take_while(fits).count();
+        // One that is larger than all may go alone.
+        let (rows, rest) = left.split_at(count.max(1).min(left.len()));
+        left = rest;
+        (!rows.is_empty()).then_some(rows)
+    })
 }
 
 pub(crate) fn session_row(row: &SqliteRow) -> SessionRow {

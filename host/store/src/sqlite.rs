@@ -1,16 +1,27 @@
 //! The embedded database: one writer and a few readers on one SQLite file.
 //!
-//! SQLite admits one writer at a time, so there is one writing connection and its queue is the order of commits.
+//! SQLite admits one writer at a time, so there is one writing connection, which the writer's task owns; its queue is the
+//! order of commits. Whoever reads uses another connection and sees what was committed when it began.
 
-use crate::{StoreError, schema, writer::Writer};
+use crate::{
+    StoreError,
+    pieces::PIECE,
+    schema,
+    writer::{Line, Writer},
+};
 use sqlx::{
-    SqlitePool,
+    ConnectOptions as _, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
+use tokio::sync::Semaphore;
+
+/// Copies and deletions that are under way at once. Each has one piece at a time among the writes.
+const PIECEWORK: usize = 2;
 
 /// How long a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -25,14 +36,17 @@ pub enum Durability {
 /// Handle to the tables; clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Store {
-    pub(crate) writer: SqlitePool,
     pub(crate) readers: SqlitePool,
     /// One connection that reads API keys and nothing else, so that no request waits for a long read to be let in.
     pub(crate) key_reader: SqlitePool,
-    /// What turns write goes through here, many in one transaction.
-    pub(crate) group: Writer,
-    /// `None` of a database in memory.
-    pub(crate) path: Option<PathBuf>,
+    /// Everything that is written goes through here, many writes in one transaction.
+    pub(crate) writer: Writer,
+    /// Held by what is written in pieces.
+    pub(crate) piecework: Arc<Semaphore>,
+    /// How long one piece of it may take.
+    pub(crate) piece: Duration,
+    /// Of the database file; `None` is a database in memory.
+    pub(crate) path: Option<Arc<PathBuf>>,
 }
 
 impl Store {
@@ -41,38 +55,49 @@ impl Store {
         let options = connect_options(durability).filename(path).create_if_missing(true);
         let failed = |source| StoreError::opening(path, source);
         make_for_its_owner(path).map_err(|error| failed(error.into()))?;
-        let writer = pool(1).connect_with(options.clone()).await.map_err(failed)?;
-        migrate(&writer).await.map_err(|error| error.of_file(path))?;
+        let mut connection = options.clone().connect().await.map_err(failed)?;
+        schema::migrate(&mut connection).await.map_err(|error| error.of_file(path))?;
         let reading = options.read_only(true);
         let readers = pool(4).connect_with(reading.clone()).await.map_err(failed)?;
         let key_reader = pool(1).connect_lazy_with(reading);
-        let path = Some(path.to_owned());
-        Ok(Store { group: Writer::start(writer.clone()), writer, readers, key_reader, path })
+        Ok(Store {
+            readers,
+            key_reader,
+            writer: Writer::start(Line::Own(Box::new(connection))),
+            piecework: Arc::new(Semaphore::new(PIECEWORK)),
+            piece: PIECE,
+            path: Some(Arc::new(path.to_owned())),
+        })
     }
 
     /// A database that lives as long as the handle.
     pub async fn in_memory() -> Result<Store, StoreError> {
         let options = connect_options(Durability::Process).in_memory(true);
-        let failed = |source| StoreError::Open { path: ":memory:".into(), source };
+        let failed = |source| StoreError::Open { path: ":memory:".into(), source: Arc::new(source) };
         // An idle connection must not be closed: the data lives in it.
         let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
-        let writer = single.connect_with(options).await.map_err(failed)?;
-        migrate(&writer).await?;
-        let (readers, key_reader) = (writer.clone(), writer.clone());
-        Ok(Store { group: Writer::start(writer.clone()), readers, key_reader, writer, path: None })
+        let readers = single.connect_with(options).await.map_err(failed)?;
+        let mut connection = readers.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
+        schema::migrate(&mut connection).await?;
+        drop(connection);
+        Ok(Store {
+            writer: Writer::start(Line::Shared(readers.clone())),
+            key_reader: readers.clone(),
+            readers,
+            piecework: Arc::new(Semaphore::new(PIECEWORK)),
+            piece: PIECE,
+            path: None,
+        })
     }
 
     /// Waits for the queries under way and closes the file.
     pub async fn close(&self) {
-        self.readers.close().await;
-        self.key_reader.close().await;
+        if self.path.is_some() {
+            self.readers.close().await;
+            self.key_reader.close().await;
+        }
         self.writer.close().await;
     }
-}
-
-async fn migrate(writer: &SqlitePool) -> Result<(), StoreError> {
-    let mut connection = writer.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
-    schema::migrate(&mut connection).await
 }
 
 /// The files that SQLite makes beside it get the same mode.

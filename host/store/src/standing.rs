@@ -1,7 +1,7 @@
-//! How the database itself stands: whether it can be written, how much work is open in it, and what room it takes.
+//! How the database itself stands: how much work is open in it, and what room it takes.
 
-use crate::{Store, StoreError, writer::Write};
-use sqlx::{SqliteConnection, query, query_as};
+use crate::{Store, StoreError};
+use sqlx::query_as;
 use std::path::Path;
 
 /// The histogram of the time that commits of turns take, in seconds. It is described by whoever has a recorder.
@@ -29,11 +29,6 @@ pub struct DiskUse {
 }
 
 impl Store {
-    /// Resolves when a write of a few bytes is durable, behind all that were asked for before it.
-    pub async fn check_writable(&self) -> Result<(), StoreError> {
-        self.group.write(Write::Check).await.map(|_| ())
-    }
-
     pub async fn open_work(&self) -> Result<OpenWork, StoreError> {
         let (turns, approvals, dead_letters): (i64, i64, i64) = query_as(
             "SELECT
@@ -53,29 +48,10 @@ impl Store {
     pub fn disk_use(&self) -> Option<DiskUse> {
         let path = self.path.as_ref()?;
         let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
-        let mut wal = path.clone().into_os_string();
+        let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
-        Some(DiskUse { database: bytes(path), wal: bytes(wal.as_ref()), free: free_bytes(path) })
+        Some(DiskUse { database: bytes(path), wal: bytes(wal.as_ref()), free: self.free_bytes() })
     }
-}
-
-/// Writes what is written already: SQLite has a number in its first page for the program that a file belongs to.
-pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), StoreError> {
-    // "SKEP"
-    let write = query("PRAGMA application_id = 0x534b4550").execute(connection).await;
-    write.map(|_| ()).map_err(StoreError::while_it("checked that it can write"))
-}
-
-#[cfg(unix)]
-fn free_bytes(path: &Path) -> Option<u64> {
-    let folder = path.parent()?;
-    let system = rustix::fs::statvfs(folder).ok()?;
-    Some(system.f_bavail.saturating_mul(system.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_path: &Path) -> Option<u64> {
-    None
 }
 
 #[cfg(test)]
@@ -84,30 +60,15 @@ mod tests {
     use crate::Durability;
 
     #[tokio::test]
-    async fn a_check_is_a_write_that_changes_no_table() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("skep.db");
-        let store = Store::open(&path, Durability::Process).await.unwrap();
+    async fn a_database_in_a_file_tells_what_room_it_takes_and_what_is_open_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
         let before = store.disk_use().unwrap();
-        store.check_writable().await.unwrap();
-        store.check_writable().await.unwrap();
+        store.check().await.unwrap();
         let after = store.disk_use().unwrap();
         assert!(after.wal > before.wal, "{before:?} {after:?}");
         assert!(after.free > Some(0) || cfg!(not(unix)));
         assert_eq!(store.open_work().await.unwrap(), OpenWork { turns: 0, approvals: 0, dead_letters: 0 });
-        store.close().await;
-        Store::open(&path, Durability::Process).await.expect("it is a database as before");
-    }
-
-    #[tokio::test]
-    async fn what_cannot_be_written_is_told() {
-        let store = Store::in_memory().await.unwrap();
-        store.check_writable().await.unwrap();
-        assert_eq!(store.disk_use(), None);
-        query("PRAGMA query_only = ON").execute(&store.writer).await.unwrap();
-        let error = store.check_writable().await.expect_err("nothing can be written");
-        assert!(error.to_string().contains("checked that it can write"), "{error}");
-        query("PRAGMA query_only = OFF").execute(&store.writer).await.unwrap();
-        store.check_writable().await.expect("it can be written again");
+        assert_eq!(Store::in_memory().await.unwrap().disk_use(), None);
     }
 }

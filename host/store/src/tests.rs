@@ -211,7 +211,13 @@ async fn sessions_are_listed_page_by_page() {
 async fn a_database_of_a_newer_skep_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
-    sqlx::query("PRAGMA user_version = 99").execute(&store.writer).await.unwrap();
+    let set = store.write((), |connection, ()| {
+        Box::pin(async move {
+            let set = sqlx::query("PRAGMA user_version = 99").execute(connection).await;
+            set.map(drop).map_err(StoreError::while_it("set the version"))
+        })
+    });
+    set.await.unwrap();
     store.close().await;
     let refused = Store::open(&folder.path().join("skep.db"), Durability::Process).await;
     assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));

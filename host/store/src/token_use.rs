@@ -1,10 +1,7 @@
 //! Tokens that models produced, by the day: what budgets of a day are counted by, across restarts.
 
-use crate::{
-    Store, StoreError,
-    writer::{Write, Written},
-};
-use sqlx::{Row, SqliteConnection, query};
+use crate::{Store, StoreError, rows};
+use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 /// Days that are kept beside today.
 const DAYS_KEPT: u32 = 31;
@@ -23,26 +20,27 @@ pub struct TokenUse {
 impl Store {
     /// What was counted on a day.
     pub async fn token_use(&self, day: u32) -> Result<Vec<TokenUse>, StoreError> {
-        let rows = query("SELECT tenant, agent, tokens FROM token_use WHERE day = ?")
+        let rows = query("SELECT tenant, agent, tokens, day FROM token_use WHERE day = ?")
             .bind(day)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("read the tokens of a day"))?;
-        let of_row = |row: &sqlx::sqlite::SqliteRow| TokenUse {
-            day,
-            tenant: row.get(0),
-            agent: Some(row.get(1)).filter(|agent: &String| !agent.is_empty()),
-            tokens: row.get::<i64, _>(2) as u64,
-        };
-        Ok(rows.iter().map(of_row).collect())
+        Ok(rows::readable(&rows, "count of tokens", token_use_row))
     }
 
     /// Counts tokens that no turn commits.
     pub async fn count_tokens(&self, used: TokenUse) -> Result<(), StoreError> {
-        match self.group.write(Write::CountTokens(used)).await? {
-            Written::Done | Written::Accepted(_) => Ok(()),
-        }
+        self.write(used, |connection, used| Box::pin(add(connection, used))).await
     }
+}
+
+fn token_use_row(row: &SqliteRow) -> Result<TokenUse, sqlx::Error> {
+    Ok(TokenUse {
+        day: row.try_get(3)?,
+        tenant: row.try_get(0)?,
+        agent: Some(row.try_get(1)?).filter(|agent: &String| !agent.is_empty()),
+        tokens: row.try_get::<i64, _>(2)? as u64,
+    })
 }
 
 /// Adds to what the day has.

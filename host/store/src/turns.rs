@@ -3,14 +3,8 @@
 //! A turn is open while it waits or runs; a host that starts runs all open turns to their end. It ends once: by its
 //! commit (see `sessions`) or by a failure, which gives its idempotency key back, because nothing of it happened.
 
-use crate::{
-    LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs,
-    sessions::is_foreign_key,
-    token_use,
-    writer::{Write, Written},
-};
+use crate::{LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs, rows, token_use};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
-use std::sync::Arc;
 
 /// Ended turns that a session keeps at least, the newest; a few more may still be there.
 pub const TURNS_KEPT: u32 = 32;
@@ -101,20 +95,20 @@ const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, 
 impl Store {
     /// Makes a message durable.
     pub async fn accept_turn(&self, turn: NewTurn) -> Result<Acceptance, StoreError> {
-        match self.group.write(Write::Accept(Arc::new(turn))).await? {
-            Written::Accepted(acceptance) => Ok(acceptance),
-            Written::Done => unreachable!("an acceptance is answered with one"),
-        }
+        self.write(turn, |connection, turn| Box::pin(accept(connection, turn))).await
     }
 
     /// A turn that waited begins, with the component that is in force now.
     pub async fn start_turn(&self, turn: TurnKey, number: u64, digest: String) -> Result<(), StoreError> {
-        self.group.write(Write::Start { turn, number, digest }).await.map(drop)
+        self.write((turn, number, digest), |connection, (turn, number, digest)| {
+            Box::pin(start(connection, *turn, *number, digest))
+        })
+        .await
     }
 
     /// Ends a turn of which nothing is to remain but its error and its log lines.
     pub async fn fail_turn(&self, failure: TurnFailure) -> Result<(), StoreError> {
-        self.group.write(Write::Fail(Arc::new(failure))).await.map(drop)
+        self.write(failure, |connection, failure| Box::pin(fail(connection, failure))).await
     }
 
     /// All turns that wait or run, in the order in which they are to go on: those that run first.
@@ -124,7 +118,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("listed open turns"))?;
-        Ok(rows.iter().map(turn_row).collect())
+        Ok(rows::readable(&rows, "turn", turn_row))
     }
 
     /// A turn of a session by its id, if it is still kept.
@@ -137,7 +131,7 @@ impl Store {
             .fetch_optional(&self.readers)
             .await
             .map_err(StoreError::while_it("read a turn"))?;
-        Ok(row.as_ref().map(turn_row))
+        row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 
     /// The session's turn with this idempotency key, if it is still kept.
@@ -156,7 +150,7 @@ impl Store {
             .fetch_optional(&self.readers)
             .await
             .map_err(StoreError::while_it("read a turn"))?;
-        Ok(row.as_ref().map(turn_row))
+        row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 
     pub async fn turn_by_key(&self, turn: TurnKey) -> Result<Option<TurnRow>, StoreError> {
@@ -166,18 +160,16 @@ impl Store {
             .fetch_optional(&self.readers)
             .await
             .map_err(StoreError::while_it("read a turn"))?;
-        Ok(row.as_ref().map(turn_row))
+        row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 }
 
-pub(crate) async fn accept(
-    connection: &mut SqliteConnection,
-    turn: &NewTurn,
-) -> Result<Acceptance, StoreError> {
+async fn accept(connection: &mut SqliteConnection, turn: &NewTurn) -> Result<Acceptance, StoreError> {
     let failed = || StoreError::while_it("accepted a turn");
     let inserted = query(
         "INSERT INTO turns (id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING key",
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM agents WHERE name = ?2 AND NOT deleted)
+         ON CONFLICT DO NOTHING RETURNING key",
     )
     .bind(&turn.id)
     .bind(&turn.agent)
@@ -191,10 +183,7 @@ pub(crate) async fn accept(
     .bind(turn.number.map(|number| number as i64))
     .fetch_optional(&mut *connection)
     .await
-    .map_err(|error| match is_foreign_key(&error) {
-        true => StoreError::AgentMissing { name: turn.agent.clone() },
-        false => failed()(error),
-    })?;
+    .map_err(failed())?;
     if let Some(row) = inserted {
         return Ok(Acceptance::New(TurnKey(row.get(0))));
     }
@@ -202,13 +191,14 @@ pub(crate) async fn accept(
         .bind(&turn.agent)
         .bind(&turn.session)
         .bind(&turn.idempotency_key)
-        .fetch_one(connection)
+        .fetch_optional(connection)
         .await
         .map_err(failed())?;
+    let known = known.ok_or_else(|| StoreError::AgentMissing { name: turn.agent.clone() })?;
     Ok(Acceptance::Known(TurnKey(known.get(0))))
 }
 
-pub(crate) async fn start(
+async fn start(
     connection: &mut SqliteConnection,
     turn: TurnKey,
     number: u64,
@@ -226,7 +216,7 @@ pub(crate) async fn start(
     must_be_open(started.rows_affected(), turn)
 }
 
-pub(crate) async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
+async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
     let TurnFailure { key, agent, session, number, at_ms, error, logs, events, token_use } = failure;
     let ended = query(
         "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?, idempotency_key = NULL
@@ -311,25 +301,25 @@ fn must_be_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
     if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
 }
 
-fn turn_row(row: &SqliteRow) -> TurnRow {
-    let number = || row.get::<Option<i64>, _>(10).unwrap_or_default() as u64;
-    let result = || row.get::<Option<Vec<u8>>, _>(11).unwrap_or_default();
-    let ended_at_ms = row.get::<Option<i64>, _>(12).unwrap_or_default() as u64;
-    TurnRow {
-        key: TurnKey(row.get(0)),
-        id: row.get(1),
-        agent: row.get(2),
-        session: row.get(3),
-        idempotency_key: row.get(4),
-        digest: row.get(5),
-        input: row.get(6),
-        seed: row.get(7),
-        accepted_at_ms: row.get::<i64, _>(8) as u64,
-        state: match row.get::<i64, _>(9) {
+fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
+    let number = row.try_get::<Option<i64>, _>(10)?.unwrap_or_default() as u64;
+    let result = row.try_get::<Option<Vec<u8>>, _>(11)?.unwrap_or_default();
+    let ended_at_ms = row.try_get::<Option<i64>, _>(12)?.unwrap_or_default() as u64;
+    Ok(TurnRow {
+        key: TurnKey(row.try_get(0)?),
+        id: row.try_get(1)?,
+        agent: row.try_get(2)?,
+        session: row.try_get(3)?,
+        idempotency_key: row.try_get(4)?,
+        digest: row.try_get(5)?,
+        input: row.try_get(6)?,
+        seed: row.try_get(7)?,
+        accepted_at_ms: row.try_get::<i64, _>(8)? as u64,
+        state: match row.try_get::<i64, _>(9)? {
             WAITING => TurnState::Waiting,
-            RUNNING => TurnState::Running { number: number() },
-            DONE => TurnState::Done { number: number(), outcome: result(), ended_at_ms },
-            _ => TurnState::Failed { error: result(), ended_at_ms },
+            RUNNING => TurnState::Running { number },
+            DONE => TurnState::Done { number, outcome: result, ended_at_ms },
+            _ => TurnState::Failed { error: result, ended_at_ms },
         },
-    }
+    })
 }

@@ -1,7 +1,7 @@
 //! Webhooks: addresses that events are sent to.
 
-use crate::{Store, StoreError};
-use sqlx::{Row, query};
+use crate::{Store, StoreError, rows};
+use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 /// A subscription of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,23 +22,7 @@ pub struct WebhookRow {
 impl Store {
     /// Adds a webhook, or puts it in the place of the one with its id, which keeps the deliveries on their way to it.
     pub async fn put_webhook(&self, webhook: &WebhookRow) -> Result<(), StoreError> {
-        let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled } = webhook;
-        query(
-            "INSERT INTO webhooks (id, url, topics, secret, configured, created_at_ms, disabled)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
-             SET url = ?2, topics = ?3, secret = ?4, configured = ?5, disabled = ?7",
-        )
-        .bind(id)
-        .bind(url)
-        .bind(topics)
-        .bind(sealed_secret)
-        .bind(configured)
-        .bind(*created_at_ms as i64)
-        .bind(disabled)
-        .execute(&self.writer)
-        .await
-        .map_err(StoreError::while_it("stored a webhook"))?;
-        Ok(())
+        self.write(webhook.clone(), |connection, webhook| Box::pin(put(connection, webhook))).await
     }
 
     /// All of them, the oldest first.
@@ -50,27 +34,53 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed webhooks"))?;
-        Ok(rows
-            .into_iter()
-            .map(|row| WebhookRow {
-                id: row.get(0),
-                url: row.get(1),
-                topics: row.get(2),
-                sealed_secret: row.get(3),
-                configured: row.get(4),
-                created_at_ms: row.get::<i64, _>(5) as u64,
-                disabled: row.get(6),
-            })
-            .collect())
+        Ok(rows::readable(&rows, "webhook", webhook_row))
     }
 
     /// Removes a webhook with all deliveries to it. Whether it was there.
     pub async fn delete_webhook(&self, id: &str) -> Result<bool, StoreError> {
-        let deleted = query("DELETE FROM webhooks WHERE id = ?")
-            .bind(id)
-            .execute(&self.writer)
-            .await
-            .map_err(StoreError::while_it("deleted a webhook"))?;
-        Ok(deleted.rows_affected() > 0)
+        self.write(id.to_owned(), |connection, id| {
+            Box::pin(async move {
+                let deleted = query("DELETE FROM webhooks WHERE id = ?")
+                    .bind(id)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("deleted a webhook"))?;
+                Ok(deleted.rows_affected() > 0)
+            })
+        })
+        .await
     }
+}
+
+async fn put(connection: &mut SqliteConnection, webhook: &WebhookRow) -> Result<(), StoreError> {
+    let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled } = webhook;
+    query(
+        "INSERT INTO webhooks (id, url, topics, secret, configured, created_at_ms, disabled)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
+         SET url = ?2, topics = ?3, secret = ?4, configured = ?5, disabled = ?7",
+    )
+    .bind(id)
+    .bind(url)
+    .bind(topics)
+    .bind(sealed_secret)
+    .bind(configured)
+    .bind(*created_at_ms as i64)
+    .bind(disabled)
+    .execute(connection)
+    .await
+    .map_err(StoreError::while_it("stored a webhook"))?;
+    Ok(())
+}
+
+fn webhook_row(row: &SqliteRow) -> Result<WebhookRow, sqlx::Error> {
+    Ok(WebhookRow {
+        id: row.try_get(0)?,
+        url: row.try_get(1)?,
+        topics: row.try_get(2)?,
+        sealed_secret: row.try_get(3)?,
+        configured: row.try_get(4)?,
+        created_at_ms: row.try_get::<i64, _>(5)? as u64,
+        disabled: row.try_get(6)?,
+    })
 }

@@ -11,7 +11,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 impl AgentHost {
     /// Whether a turn could be committed now: writes a few bytes where turns are written, behind those that wait there.
     pub async fn check_store(&self) -> Result<(), RuntimeError> {
-        let check = tokio::time::timeout(CHECK_TIMEOUT, self.inner.services.store.check_writable());
+        let check = tokio::time::timeout(CHECK_TIMEOUT, self.inner.services.store.check());
         Ok(check.await.map_err(|_| RuntimeError::StoreStalled { waited_s: CHECK_TIMEOUT.as_secs() })??)
     }
 

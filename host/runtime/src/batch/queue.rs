@@ -89,7 +89,9 @@ impl BatchQueue {
         let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
         let event = Told::Queued.event(&services.outbox, &name, row.at_ms);
         services.outbox.reserve(event.as_ref().map_or(0, |event| event.deliveries.len())).await?;
-        match services.store.queue_batch(&row, room, event.as_ref()).await? {
+        let (id, model, at_ms, waiting) =
+            (row.id.clone(), row.model.clone(), row.at_ms, row.items.len() as u64);
+        match services.store.queue_batch(row, room, event).await? {
             Queued::New => services.courier_bell.notify_one(),
             Queued::Full => {
                 let message = format!(
@@ -102,9 +104,9 @@ impl BatchQueue {
         }
         self.shared.changed.notify_one();
         // As it was when it was stored; some of it may run by now.
-        let items = ItemCounts { waiting: row.items.len() as u64, ..ItemCounts::default() };
+        let items = ItemCounts { waiting, ..ItemCounts::default() };
         let phase = BatchPhase::Queued;
-        Ok(BatchStatus { id: row.id, model: row.model, created_at_ms: row.at_ms, phase, items })
+        Ok(BatchStatus { id, model, created_at_ms: at_ms, phase, items })
     }
 
     pub(crate) async fn status(

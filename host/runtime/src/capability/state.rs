@@ -5,7 +5,7 @@
 
 use super::TurnContext;
 use crate::{
-    Limits,
+    Limits, RuntimeError,
     bindings::state::{Host, StateError},
 };
 use skep_store::StateChange;
@@ -15,6 +15,8 @@ const MAX_KEY_BYTES: usize = 256;
 /// Of one value. A larger one is a file, and a file belongs somewhere else.
 const MAX_VALUE_BYTES: usize = 256 << 10;
 const MAX_KEYS_LISTED: u32 = 10_000;
+/// Keys that a turn changes. They are written in one transaction, which holds up the commits of others.
+const MAX_KEYS_CHANGED: usize = 30_000;
 
 /// Committed values of a session, by key.
 pub(crate) type State = BTreeMap<String, Vec<u8>>;
@@ -40,11 +42,13 @@ impl Host for TurnContext {
 
     fn set(&mut self, key: String, value: Vec<u8>) -> wasmtime::Result<Result<(), StateError>> {
         self.charge(key.len() + value.len())?;
+        self.state.check_room(&key)?;
         Ok(self.state.set(key, value))
     }
 
     fn delete(&mut self, key: String) -> wasmtime::Result<bool> {
         self.charge(key.len())?;
+        self.state.check_room(&key)?;
         Ok(self.state.delete(key))
     }
 
@@ -65,6 +69,7 @@ impl Host for TurnContext {
         if self.state.get(&key) != expected.as_ref() {
             return Ok(Ok(false));
         }
+        self.state.check_room(&key)?;
         Ok(self.state.set(key, value).map(|()| true))
     }
 }
@@ -73,6 +78,18 @@ impl StateView {
     pub(crate) fn new(committed: Arc<State>, quota_kb: u32) -> Self {
         let bytes = committed.iter().map(|(key, value)| key.len() + value.len()).sum();
         StateView { committed, writes: BTreeMap::new(), bytes, quota_bytes: quota_kb as usize * 1024 }
+    }
+
+    /// Whether the turn may change this key beside those that it has changed.
+    fn check_room(&self, key: &str) -> Result<(), RuntimeError> {
+        if self.writes.len() < MAX_KEYS_CHANGED || self.writes.contains_key(key) {
+            return Ok(());
+        }
+        let message = format!(
+            "a turn changes at most {MAX_KEYS_CHANGED} keys of its session's state; keep several values under one key, or \
+             change the others in later turns"
+        );
+        Err(RuntimeError::LimitExceeded { limit: "state_keys_per_turn", message })
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Vec<u8>> {
@@ -222,6 +239,19 @@ mod tests {
         for key in [String::new(), "k".repeat(MAX_KEY_BYTES + 1)] {
             assert!(matches!(state.set(key, vec![]), Err(StateError::InvalidKey(_))));
         }
+    }
+
+    #[test]
+    fn a_turn_changes_a_bounded_number_of_keys() {
+        let mut state = StateView::new(Arc::default(), 10_000);
+        for key in 0..MAX_KEYS_CHANGED {
+            state.check_room(&key.to_string()).expect("there is room");
+            state.set(key.to_string(), Vec::new()).expect("small");
+        }
+        state.check_room("7").expect("it was changed before");
+        let error = state.check_room("one too many").expect_err("no room");
+        assert_eq!(error.code(), "limit_exceeded");
+        assert!(error.to_string().contains("several values under one key"), "{error}");
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Actor {
             }
             Command::Import { snapshot, existing, answer } => {
                 self.write(answer, async |store, SessionKey { agent, .. }| {
-                    store.import_session(agent, &snapshot, existing).await
+                    store.import_session(agent, *snapshot, existing).await
                 })
                 .await;
             }

@@ -1,0 +1,242 @@
+//! Batches as they come and go: many rows each, so they are written, cancelled and removed in pieces.
+//!
+//! A batch cannot be seen before its last item is written; one that is cancelled is so at once.
+
+use crate::{
+    BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
+    batches::{CANCELLED, WAITING},
+    events,
+    pieces::{Bind, Piece, Progress, is_there},
+    sessions::bounded,
+};
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection, query, query_as, query_scalar};
+
+/// Ended batches that are forgotten at once, so that no submission waits long for it.
+const MAX_FORGOTTEN: u32 = 16;
+
+/// Some items of a batch.
+struct Items {
+    batch: i64,
+    first: i64,
+    items: Vec<NewItem>,
+}
+
+impl Store {
+    /// Makes a batch durable with the event that tells of it, if there is room for it among all others.
+    pub async fn queue_batch(
+        &self,
+        batch: NewBatch,
+        room: BatchRoom,
+        event: Option<NewEvent>,
+    ) -> Result<Queued, StoreError> {
+        let store = self.clone();
+        let queuing = tokio::spawn(async move { store.queue_in_pieces(batch, room, event).await });
+        queuing.await.map_err(|_ended| StoreError::Closed)?
+    }
+
+    async fn queue_in_pieces(
+        &self,
+        batch: NewBatch,
+        room: BatchRoom,
+        event: Option<NewEvent>,
+    ) -> Result<Queued, StoreError> {
+        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let bytes: u64 = batch.items.iter().map(NewItem::bytes).sum();
+        let NewBatch { id, principal, model, at_ms, items } = batch;
+        let head = NewBatch { id, principal, model, at_ms, items: Vec::new() };
+        let key = self
+            .write((head, bytes, room), |connection, (head, bytes, room)| {
+                Box::pin(reserve(connection, head, *bytes, *room))
+            })
+            .await?;
+        let Some(key) = key else { return Ok(Queued::Full) };
+        let written = async {
+            let mut first = 0;
+            for items in bounded(&items, |item| item.bytes() as usize) {
+                let piece = Items { batch: key, first, items: items.to_vec() };
+                first += items.len() as i64;
+                self.write(piece, |connection, piece| Box::pin(insert(connection, piece))).await?;
+            }
+            self.write((key, event, at_ms), |connection, (key, event, at_ms)| {
+                Box::pin(complete(connection, *key, event.as_ref(), *at_ms))
+            })
+            .await
+        };
+        if let Err(error) = written.await {
+            // What cannot be removed either is removed by `tidy`.
+            let _ = self.remove_batch(key).await;
+            return Err(error);
+        }
+        Ok(Queued::New)
+    }
+
+    /// Cancels what has not ended of a batch. Items that run count as cancelled; whoever runs them finds out.
+    pub async fn cancel_batch(&self, id: &str) -> Result<(), StoreError> {
+        let key = self
+            .write(id.to_owned(), |connection, id| {
+                Box::pin(async move {
+                    query_scalar(
+                        "UPDATE batches SET cancelled = TRUE, running = 0
+                         WHERE id = ? AND ended_at_ms IS NULL RETURNING key",
+                    )
+                    .bind(id)
+                    .fetch_optional(connection)
+                    .await
+                    .map_err(StoreError::while_it("cancelled a batch"))
+                })
+            })
+            .await?;
+        let Some(key) = key else { return Ok(()) };
+        let store = self.clone();
+        let rest = tokio::spawn(async move { store.cancel_items(key).await });
+        rest.await.map_err(|_ended| StoreError::Closed)?
+    }
+
+    /// Removes batches that ended before `before_ms`, a few at once. How many it were.
+    pub async fn forget_batches(&self, before_ms: u64) -> Result<u64, StoreError> {
+        let old: Vec<i64> =
+            query_scalar("SELECT key FROM batches WHERE ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?")
+                .bind(before_ms as i64)
+                .bind(MAX_FORGOTTEN)
+                .fetch_all(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for old batches"))?;
+        for key in &old {
+            self.remove_batch(*key).await?;
+        }
+        Ok(old.len() as u64)
+    }
+
+    /// Removes batches that are not complete, and cancels the items of those that were cancelled.
+    pub(crate) async fn tidy_batches(&self) -> Result<(), StoreError> {
+        let left: Vec<(i64, bool)> = query_as(
+            "SELECT key, complete FROM batches WHERE NOT complete OR (cancelled AND ended_at_ms IS NULL)",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("looked for batches that were left half done"))?;
+        for (key, is_complete) in left {
+            if is_complete { self.cancel_items(key).await? } else { self.remove_batch(key).await? }
+        }
+        Ok(())
+    }
+
+    async fn cancel_items(&self, batch: i64) -> Result<(), StoreError> {
+        loop {
+            let progress = self
+                .write((batch, self.piece), |connection, (batch, time)| {
+                    Box::pin(async move {
+                        let mut piece = Piece::of(*time);
+                        let sql = "UPDATE batch_items SET state = ?2 WHERE rowid IN
+                             (SELECT rowid FROM batch_items WHERE batch = ?1 AND state IN (0, 1) LIMIT 200)";
+                        let bind = [Bind::Key(*batch), Bind::Key(CANCELLED)];
+                        let all = piece.remove(connection, sql, &bind).await?;
+                        Ok(if all { piece.done() } else { piece.more() })
+                    })
+                })
+                .await?;
+            if let Progress::Done { .. } = progress {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes a batch that has ended, or is not complete: whether its last piece was written may not be known.
+    async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
+        loop {
+            let progress = self
+                .write((batch, self.piece), |connection, (batch, time)| {
+                    Box::pin(async move {
+                        let mut piece = Piece::of(*time);
+                        let removable = "SELECT 1 FROM batches WHERE key = ?
+                             AND (NOT complete OR ended_at_ms IS NOT NULL)";
+                        if !is_there(connection, removable, *batch).await? {
+                            return Ok(piece.done());
+                        }
+                        let sql = "DELETE FROM batch_items WHERE rowid IN
+                             (SELECT rowid FROM batch_items WHERE batch = ?1 LIMIT 100)";
+                        if !piece.remove(connection, sql, &[Bind::Key(*batch)]).await? {
+                            return Ok(piece.more());
+                        }
+                        query("DELETE FROM batches WHERE key = ?")
+                            .bind(batch)
+                            .execute(connection)
+                            .await
+                            .map_err(StoreError::while_it("removed a batch"))?;
+                        Ok(piece.done())
+                    })
+                })
+                .await?;
+            if let Progress::Done { .. } = progress {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A batch without items that nobody sees, if there is room for it.
+async fn reserve(
+    connection: &mut SqliteConnection,
+    head: &NewBatch,
+    bytes: u64,
+    room: BatchRoom,
+) -> Result<Option<i64>, StoreError> {
+    let failed = || StoreError::while_it("stored a batch");
+    let (batches, stored_bytes): (i64, i64) =
+        query_as("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM batches")
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed())?;
+    if batches as u64 >= room.batches || stored_bytes as u64 + bytes > room.bytes {
+        return Ok(None);
+    }
+    let key = query_scalar(
+        "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete)
+         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE) RETURNING key",
+    )
+    .bind(&head.id)
+    .bind(&head.principal)
+    .bind(&head.model)
+    .bind(head.at_ms as i64)
+    .bind(bytes as i64)
+    .fetch_one(connection)
+    .await
+    .map_err(failed())?;
+    Ok(Some(key))
+}
+
+async fn insert(connection: &mut SqliteConnection, piece: &Items) -> Result<(), StoreError> {
+    let Items { batch, first, items } = piece;
+    let mut insert = QueryBuilder::<Sqlite>::new(
+        "INSERT INTO batch_items (batch, position, reference, request, state, failures, losses, wake_ms) ",
+    );
+    insert.push_values((*first..).zip(items), |mut row, (position, item)| {
+        row.push_bind(*batch)
+            .push_bind(position)
+            .push_bind(&item.reference)
+            .push_bind(&item.request)
+            .push_bind(WAITING)
+            .push_bind(0)
+            .push_bind(0)
+            .push_bind(0);
+    });
+    insert.build().execute(connection).await.map_err(StoreError::while_it("stored a batch"))?;
+    Ok(())
+}
+
+async fn complete(
+    connection: &mut SqliteConnection,
+    batch: i64,
+    event: Option<&NewEvent>,
+    at_ms: u64,
+) -> Result<(), StoreError> {
+    query("UPDATE batches SET complete = TRUE WHERE key = ?")
+        .bind(batch)
+        .execute(&mut *connection)
+        .await
+        .map_err(StoreError::while_it("stored a batch"))?;
+    if let Some(event) = event {
+        events::insert(connection, event, at_ms).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! A database without faults of its own.
+
+use sqlx::SqliteConnection;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Moment {
+    Begin,
+    Write,
+    Commit,
+    Committed,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults;
+
+impl Faults {
+    #[inline]
+    pub(crate) async fn meet(
+        &self,
+        _moment: Moment,
+        _connection: &mut SqliteConnection,
+    ) -> Result<(), sqlx::Error> {
+        Ok(())
+    }
+}

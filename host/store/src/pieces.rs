@@ -1,0 +1,188 @@
+//! What is too much for one transaction: copies and deletions go in pieces, with the writes of others between them.
+//!
+//! Invariant: the first piece, or the last one, is a small change that makes all of it visible or invisible. What a crash
+//! leaves of the others cannot be seen, and [`Store::tidy`] removes it.
+
+use crate::{Store, StoreError};
+use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
+use std::time::{Duration, Instant};
+
+/// A piece has so much time; then the next writes are made.
+pub(crate) const PIECE: Duration = Duration::from_millis(10);
+
+/// The time of one piece.
+pub(crate) struct Piece {
+    until: Instant,
+    /// Rows that it removed.
+    pub(crate) removed: u64,
+}
+
+/// How far a piece came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done { removed: u64 },
+    More { removed: u64 },
+}
+
+impl Piece {
+    pub(crate) fn of(time: Duration) -> Self {
+        Piece { until: Instant::now() + time, removed: 0 }
+    }
+
+    /// Makes a statement that removes a bounded number of rows until it removes none. Whether it came so far.
+    pub(crate) async fn remove(
+        &mut self,
+        connection: &mut SqliteConnection,
+        sql: &'static str,
+        bind: &[Bind<'_>],
+    ) -> Result<bool, StoreError> {
+        loop {
+            let mut statement = query(AssertSqlSafe(sql));
+            for value in bind {
+                statement = match value {
+                    Bind::Key(key) => statement.bind(*key),
+                    Bind::Text(text) => statement.bind(*text),
+                };
+            }
+            let done = statement.execute(&mut *connection).await;
+            let rows = done.map_err(StoreError::while_it("removed rows in pieces"))?.rows_affected();
+            self.removed += rows;
+            if rows == 0 {
+                return Ok(true);
+            }
+            if self.is_over() {
+                return Ok(false);
+            }
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    pub(crate) fn done(&self) -> Progress {
+        Progress::Done { removed: self.removed }
+    }
+
+    pub(crate) fn more(&self) -> Progress {
+        Progress::More { removed: self.removed }
+    }
+}
+
+/// A value of a statement.
+#[derive(Clone, Copy)]
+pub(crate) enum Bind<'a> {
+    Key(i64),
+    Text(&'a str),
+}
+
+impl Store {
+    /// Finishes what a crash left half done: copies and batches that were not complete go, and deletions are carried
+    /// through. For the start of a host; whoever else opens the file leaves it alone.
+    pub async fn tidy(&self) -> Result<(), StoreError> {
+        let failed = || StoreError::while_it("looked for what was left half done");
+        let agents: Vec<String> = query_scalar("SELECT name FROM agents WHERE deleted")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failed())?;
+        for agent in agents {
+            self.finish_deleting(&agent).await?;
+        }
+        for erasure in self.erasures().await? {
+            self.erase_rest(erasure).await?;
+        }
+        let unnamed: Vec<i64> = query_scalar("SELECT key FROM sessions WHERE session IS NULL")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failed())?;
+        for session in unnamed {
+            self.remove_unnamed(session).await?;
+        }
+        self.tidy_batches().await
+    }
+
+    /// Removes a session that has no name, with what it has. One that has got a name after all stays: whether the last piece
+    /// of a copy was written may not be known.
+    pub(crate) async fn remove_unnamed(&self, session: i64) -> Result<(), StoreError> {
+        loop {
+            let progress = self
+                .write((session, self.piece), |connection, (session, time)| {
+                    Box::pin(async move {
+                        let mut piece = Piece::of(*time);
+                        let unnamed = "SELECT 1 FROM sessions WHERE key = ? AND session IS NULL";
+                        if !is_there(connection, unnamed, *session).await? {
+                            return Ok(piece.done());
+                        }
+                        let done = remove_content(connection, &mut piece, *session).await?;
+                        Ok(if done { piece.done() } else { piece.more() })
+                    })
+                })
+                .await?;
+            if let Progress::Done { .. } = progress {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether a query for the row with this key finds it.
+pub(crate) async fn is_there(
+    connection: &mut SqliteConnection,
+    sql: &'static str,
+    key: i64,
+) -> Result<bool, StoreError> {
+    let found = query(sql).bind(key).fetch_optional(connection).await;
+    Ok(found.map_err(StoreError::while_it("looked for what is to be removed"))?.is_some())
+}
+
+/// Removes what a session has, and then the session. Whether it came so far.
+pub(crate) async fn remove_content(
+    connection: &mut SqliteConnection,
+    piece: &mut Piece,
+    session: i64,
+) -> Result<bool, StoreError> {
+    for sql in [
+        "DELETE FROM state WHERE session = ?1 AND key IN (SELECT key FROM state WHERE session = ?1 LIMIT 200)",
+        "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE session = ?1 LIMIT 1)",
+        "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE session = ?1 LIMIT 50)",
+    ] {
+        if !piece.remove(connection, sql, &[Bind::Key(session)]).await? {
+            return Ok(false);
+        }
+    }
+    let row = query("DELETE FROM sessions WHERE key = ?").bind(session).execute(connection).await;
+    row.map_err(StoreError::while_it("removed a session"))?;
+    Ok(true)
+}
+
+/// Removes turns of an agent, or of one of its sessions, with their journals. `which` gives the keys of some of them.
+/// Whether it came so far.
+pub(crate) async fn remove_turns(
+    connection: &mut SqliteConnection,
+    piece: &mut Piece,
+    which: &'static str,
+    bind: &[Bind<'_>],
+) -> Result<bool, StoreError> {
+    loop {
+        let mut statement = query(AssertSqlSafe(which));
+        for value in bind {
+            statement = match value {
+                Bind::Key(key) => statement.bind(*key),
+                Bind::Text(text) => statement.bind(*text),
+            };
+        }
+        let turn = statement.fetch_optional(&mut *connection).await;
+        let turn = turn.map_err(StoreError::while_it("looked for a turn to remove"))?;
+        let Some(turn) = turn.map(|row| row.get::<i64, _>(0)) else { return Ok(true) };
+        let records = "DELETE FROM turn_records WHERE turn = ?1 AND position IN
+             (SELECT position FROM turn_records WHERE turn = ?1 LIMIT 50)";
+        if !piece.remove(connection, records, &[Bind::Key(turn)]).await? {
+            return Ok(false);
+        }
+        let row = query("DELETE FROM turns WHERE key = ?").bind(turn).execute(&mut *connection).await;
+        piece.removed += row.map_err(StoreError::while_it("removed a turn"))?.rows_affected();
+        if piece.is_over() {
+            return Ok(false);
+        }
+    }
+}

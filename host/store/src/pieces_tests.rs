@@ -1,0 +1,385 @@
+//! Copies and deletions beside the turns of others, and cut off between two pieces.
+
+use crate::*;
+use sqlx::query_scalar;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+const AGENT: &str = "a";
+/// Keys that one turn may change.
+const PER_TURN: usize = 30_000;
+
+async fn open(folder: &Path) -> Store {
+    Store::open(&folder.join("skep.db"), Durability::Process).await.unwrap()
+}
+
+/// Makes the agent, and a session with so many keys, three conversations, an outcome, a log line, a schedule, a delivery
+/// and an ended turn.
+async fn with_session(folder: &Path, keys: usize) -> Store {
+    let store = open(folder).await;
+    let agent = AgentRow {
+        name: AGENT.into(),
+        manifest: String::new(),
+        digest: "d".into(),
+        deployed_at_ms: 1,
+        deployed_by: "ann".into(),
+    };
+    store.put_agent(&agent, b"component", &[]).await.unwrap();
+    let turn = NewTurn {
+        id: "t".into(),
+        agent: AGENT.into(),
+        session: "s".into(),
+        idempotency_key: None,
+        digest: "d".into(),
+        input: Vec::new(),
+        seed: Vec::new(),
+        accepted_at_ms: 1,
+        number: Some(1),
+    };
+    let Acceptance::New(key) = store.accept_turn(turn).await.unwrap() else { panic!("it is new") };
+    let target = Target::Session { agent: AGENT.into(), session: "s".into() };
+    let event = NewEvent {
+        source: "shop".into(),
+        id: "1".into(),
+        topic: "t".into(),
+        data: None,
+        principal: "p".into(),
+        hops: 0,
+        at_ms: 1,
+        deliveries: vec![NewDelivery { target, undeliverable: None }],
+    };
+    let schedule = NewSchedule {
+        id: "wake".into(),
+        name: "wake".into(),
+        target: "s".into(),
+        principal: "p".into(),
+        timing: String::new(),
+        repeats: false,
+        data: None,
+        tries: 1,
+        due_ms: 5,
+    };
+    let conversation =
+        |name: &str| ConversationRow { name: name.into(), body: name.repeat(100).into_bytes() };
+    store
+        .commit_turn(TurnCommit {
+            agent: AGENT.into(),
+            session: "s".into(),
+            key: Some(key),
+            turn: 1,
+            at_ms: 7,
+            state: changes(0..keys.min(PER_TURN)),
+            conversations: ["main", "second", "third"].map(conversation).to_vec(),
+            logs: vec![LogEntry { at_ms: 1, level: "info".into(), message: "hello".into() }],
+            outcome: Some(Outcome { idempotency_key: Some("k".into()), body: b"answer".to_vec() }),
+            events: vec![event],
+            schedules: vec![ScheduleChange::Set(schedule)],
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    for (turn, first) in (2..).zip((PER_TURN..keys).step_by(PER_TURN)) {
+        let state = changes(first..keys.min(first + PER_TURN));
+        let (agent, session) = (AGENT.into(), "s".into());
+        let more = TurnCommit { agent, session, turn, at_ms: 7, state, ..Default::default() };
+        store.commit_turn(more).await.unwrap();
+    }
+    store
+}
+
+fn changes(keys: std::ops::Range<usize>) -> Vec<StateChange> {
+    let set = |index: usize| StateChange {
+        key: format!("key {index:07}"),
+        value: Some(index.to_le_bytes().to_vec()),
+    };
+    keys.map(set).collect()
+}
+
+fn turn(session: &str, turn: u64) -> TurnCommit {
+    let set = StateChange { key: "n".into(), value: Some(turn.to_le_bytes().to_vec()) };
+    TurnCommit {
+        agent: AGENT.into(),
+        session: session.into(),
+        turn,
+        at_ms: turn,
+        state: vec![set],
+        ..Default::default()
+    }
+}
+
+/// Commits of another session that are made while `work` goes on, and how long the longest of them waited.
+async fn beside<T>(
+    store: &Store,
+    session: &'static str,
+    work: impl Future<Output = T>,
+) -> (T, u64, Duration) {
+    let (goes_on, longest_us) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+    let others = {
+        let (store, goes_on, longest_us) = (store.clone(), goes_on.clone(), longest_us.clone());
+        tokio::spawn(async move {
+            let mut turns = 0;
+            while goes_on.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                store.commit_turn(turn(session, turns + 1)).await.expect("the commit of another session");
+                longest_us.fetch_max(asked.elapsed().as_micros() as u64, Ordering::Relaxed);
+                turns += 1;
+            }
+            turns
+        })
+    };
+    let result = work.await;
+    goes_on.store(false, Ordering::Relaxed);
+    let turns = others.await.unwrap();
+    (result, turns, Duration::from_micros(longest_us.load(Ordering::Relaxed)))
+}
+
+/// What a test expects of copies and of the end of a session with so many keys.
+async fn copied_and_deleted_beside_others(keys: usize) -> Vec<(&'static str, u64, Duration)> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_session(folder.path(), keys).await;
+    let source = store.session(AGENT, "s").await.unwrap().unwrap();
+    assert_eq!(source.state.len(), keys);
+
+    let (fork, turns, waited) = beside(&store, "x", store.fork_session(AGENT, "s", "copy", 9)).await;
+    assert!(matches!(fork, Ok(Fork::Done(_))), "{fork:?}");
+    let mut seen = vec![("fork", turns, waited)];
+    let copy = store.session(AGENT, "copy").await.unwrap().unwrap();
+    assert_eq!((copy.state, &copy.conversations), (source.state.clone(), &source.conversations));
+
+    let mut exported = source.clone();
+    exported.row.session = "copy".into();
+    exported.row.turns = 5;
+    let import = store.import_session(AGENT, exported.clone(), Existing::Replace);
+    let (imported, turns, waited) = beside(&store, "y", import).await;
+    assert!(imported.unwrap());
+    seen.push(("import", turns, waited));
+    assert_eq!(store.session(AGENT, "copy").await.unwrap(), Some(exported));
+
+    let (deleted, turns, waited) = beside(&store, "z", store.delete_session(AGENT, "s")).await;
+    assert!(deleted.unwrap());
+    seen.push(("delete", turns, waited));
+    let (deleted, turns, waited) = beside(&store, "v", store.delete_session(AGENT, "copy")).await;
+    assert!(deleted.unwrap());
+    seen.push(("delete", turns, waited));
+    assert_eq!(leftovers(&store).await, (4, 0), "the four other sessions have a key each");
+    println!("{keys} keys; the longest transaction: {:?}", store.longest_hold());
+    seen
+}
+
+/// Keys of all sessions, and rows of sessions that nobody sees.
+async fn leftovers(store: &Store) -> (i64, i64) {
+    let count = async |sql: &'static str| -> i64 {
+        query_scalar(sql).fetch_one(&store.readers).await.expect("a count")
+    };
+    let hidden =
+        "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)";
+    (count("SELECT COUNT(*) FROM state").await, count(hidden).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_are_committed_while_a_large_session_is_copied_and_deleted() {
+    for (what, turns, _) in copied_and_deleted_beside_others(20_000).await {
+        assert!(turns >= 5, "{what}: {turns} commits of another session came between the pieces");
+    }
+}
+
+/// Prints figures: `cargo test -p skep-store figures -- --ignored --nocapture`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "prints figures"]
+async fn figures_of_a_session_with_a_hundred_thousand_keys() {
+    for (what, turns, waited) in copied_and_deleted_beside_others(100_000).await {
+        println!("{what}: {turns} commits of another session, the longest waited {waited:?}");
+    }
+}
+
+/// What is known of a session from outside.
+type Seen = (Option<SessionSnapshot>, Option<Vec<u8>>, usize, usize, usize);
+
+async fn seen(store: &Store, session: &str) -> Seen {
+    let of_session = LogFilter { session: Some(session.into()), ..Default::default() };
+    let logs = store.logs(&of_session, None, 100);
+    (
+        store.session(AGENT, session).await.unwrap(),
+        store.outcome(AGENT, session, "k").await.unwrap(),
+        logs.await.unwrap().len(),
+        store.schedules_of(AGENT, session).await.unwrap().len(),
+        store.due_deliveries(1_000, 100).await.unwrap().len(),
+    )
+}
+
+/// Lets the store crash before its transaction number 0, 1, 2 … of an operation, until that does not need so many; looks
+/// at `session` after each crash. How often it crashed.
+async fn crashed_everywhere(
+    session: &str,
+    operation: impl AsyncFn(&Store) -> Result<(), StoreError>,
+    check: impl Fn(Seen, bool),
+) -> u64 {
+    for crash_at in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = with_session(folder.path(), 1_200).await;
+        // Every statement is a piece.
+        store.piece = Duration::ZERO;
+        let mut transactions = 0;
+        store.faults().choose(move |moment| {
+            transactions += u64::from(moment == Moment::Begin);
+            (transactions > crash_at).then_some(Fault::Fails(10))
+        });
+        let result = operation(&store).await;
+        drop(store);
+        let store = open(folder.path()).await;
+        store.tidy().await.expect("it tidies");
+        let seen = seen(&store, session).await;
+        let keys = store.session(AGENT, "s").await.unwrap().map_or(0, |session| session.state.len());
+        let of_copy = match session {
+            "s" => 0,
+            other => store.session(AGENT, other).await.unwrap().map_or(0, |session| session.state.len()),
+        };
+        assert_eq!(leftovers(&store).await, ((keys + of_copy) as i64, 0), "crash {crash_at} leaves rows");
+        check(seen, result.is_ok());
+        if result.is_ok() {
+            return crash_at;
+        }
+    }
+    unreachable!("the loop ends with the operation")
+}
+
+#[tokio::test]
+async fn a_copy_that_a_crash_cuts_off_is_not_there() {
+    let crashes = crashed_everywhere(
+        "copy",
+        async |store| match store.fork_session(AGENT, "s", "copy", 9).await? {
+            Fork::Done(_) => Ok(()),
+            other => panic!("{other:?}"),
+        },
+        |(copy, ..), is_done| {
+            assert_eq!(copy.map(|copy| copy.state.len()), is_done.then_some(1_200));
+        },
+    )
+    .await;
+    assert!(crashes >= 3, "a copy of {crashes} transactions has no middle");
+}
+
+#[tokio::test]
+async fn an_import_that_a_crash_cuts_off_replaces_all_or_nothing() {
+    let crashes = crashed_everywhere(
+        "s",
+        async |store| {
+            let mut exported = store.session(AGENT, "s").await?.unwrap();
+            exported.row.turns = 77;
+            exported.conversations.truncate(1);
+            assert!(store.import_session(AGENT, exported, Existing::Replace).await?);
+            Ok(())
+        },
+        |(session, outcome, logs, schedules, deliveries), is_done| {
+            let session = session.expect("one of the two is there");
+            let is_new = session.row.turns == 77;
+            assert!(is_new || !is_done);
+            assert_eq!(
+                (session.state.len(), session.conversations.len()),
+                (1_200, if is_new { 1 } else { 3 })
+            );
+            let rest = (outcome.is_some(), logs, schedules, deliveries);
+            assert_eq!(rest, if is_new { (false, 0, 0, 0) } else { (true, 1, 1, 1) });
+        },
+    )
+    .await;
+    assert!(crashes >= 8, "{crashes}");
+}
+
+#[tokio::test]
+async fn a_deletion_that_a_crash_cuts_off_is_carried_through_or_never_began() {
+    let crashes = crashed_everywhere(
+        "s",
+        async |store| {
+            assert!(store.delete_session(AGENT, "s").await?);
+            Ok(())
+        },
+        |(session, outcome, logs, schedules, deliveries), is_done| {
+            let is_there = session.is_some();
+            assert!(!(is_there && is_done));
+            let rest = (outcome.is_some(), logs, schedules, deliveries);
+            assert_eq!(rest, if is_there { (true, 1, 1, 1) } else { (false, 0, 0, 0) });
+        },
+    )
+    .await;
+    assert!(crashes >= 8, "{crashes}");
+}
+
+#[tokio::test]
+async fn an_agent_whose_deletion_a_crash_cut_off_is_gone_and_can_be_deployed_anew() {
+    for crash_at in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = with_session(folder.path(), 600).await;
+        store.piece = Duration::ZERO;
+        let mut transactions = 0;
+        store.faults().choose(move |moment| {
+            transactions += u64::from(moment == Moment::Begin);
+            (transactions > crash_at).then_some(Fault::Fails(10))
+        });
+        let is_done = store.delete_agent(AGENT).await.is_ok();
+        drop(store);
+        let store = open(folder.path()).await;
+        if crash_at == 0 {
+            assert_eq!(store.agents().await.unwrap().len(), 1, "its deletion never began");
+            continue;
+        }
+        assert!(store.agents().await.unwrap().is_empty() && store.versions(AGENT).await.unwrap().is_empty());
+        let agent = AgentRow {
+            name: AGENT.into(),
+            manifest: String::new(),
+            digest: "e".into(),
+            deployed_at_ms: 1,
+            deployed_by: "ann".into(),
+        };
+        assert_eq!(store.put_agent(&agent, b"other", &[]).await.unwrap(), 1, "its first version");
+        assert_eq!(seen(&store, "s").await, (None, None, 0, 0, 0));
+        assert_eq!(leftovers(&store).await, (0, 0));
+        assert!(matches!(store.component("d").await, Err(StoreError::ComponentMissing { .. })));
+        if is_done {
+            assert!(crash_at >= 8, "{crash_at}");
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_a_crash_cuts_off_is_not_there_and_takes_no_room() {
+    let room = BatchRoom { bytes: 1 << 20, batches: 1 };
+    for crash_at in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(folder.path()).await;
+        let mut transactions = 0;
+        store.faults().choose(move |moment| {
+            transactions += u64::from(moment == Moment::Begin);
+            (transactions > crash_at).then_some(Fault::Fails(10))
+        });
+        let item = NewItem { request: b"{}".to_vec(), reference: None };
+        let batch = NewBatch {
+            id: "b".into(),
+            principal: "p".into(),
+            model: "m".into(),
+            at_ms: 1,
+            items: vec![item; 1_100],
+        };
+        let queued = store.queue_batch(batch.clone(), room, None).await;
+        drop(store);
+        let store = open(folder.path()).await;
+        let is_there = store.batch("b").await.unwrap().is_some();
+        assert_eq!(is_there, queued.is_ok(), "crash {crash_at}");
+        let taken = store.take_item(&["m".into()], 5).await.unwrap();
+        assert_eq!(matches!(taken, Take::Item(_)), is_there, "no item of a batch that is not complete");
+        store.tidy().await.unwrap();
+        if queued.is_ok() {
+            assert!(crash_at >= 4, "{crash_at}");
+            assert_eq!(store.batch("b").await.unwrap().unwrap().items.total(), 1_100);
+            return;
+        }
+        assert_eq!(store.queue_batch(batch, room, None).await.unwrap(), Queued::New);
+    }
+}
