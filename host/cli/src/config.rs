@@ -191,6 +191,9 @@ pub struct RuntimeConfig {
     /// Of the compiled code that is kept for the next start.
     #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub max_artifact_bytes: Option<u64>,
+    /// A warning is logged when the disk of the database has less room.
+    #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
+    pub disk_warning_bytes: Option<u64>,
     /// Of the stack of an agent's calls. Less is too little for what toolchains emit, and each place for an instance reserves
     /// as much address space.
     #[serde(deserialize_with = "number::<64, 16_384, _, _>")]
@@ -276,6 +279,7 @@ impl Config {
         set(&mut options.gateway.max_component_bytes, &self.runtime.max_component_bytes);
         set(&mut options.runtime.compile_timeout, &self.runtime.compile_s.map(Duration::from_secs));
         set(&mut options.runtime.max_artifact_bytes, &self.runtime.max_artifact_bytes);
+        set(&mut options.runtime.disk_warning_bytes, &self.runtime.disk_warning_bytes);
         set(&mut options.runtime.stack_kb, &self.runtime.stack_kb);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
         self.http.apply(&mut options.gateway)?;

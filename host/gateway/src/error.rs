@@ -185,6 +185,11 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             RuntimeError::Cancelled => CLIENT_CLOSED,
+            // Of this turn, or of one that others followed.
+            _ if code == "store_full" => {
+                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
+                return ApiError { retry_after_ms: Some(STORE_FULL_RETRY_MS), ..error };
+            }
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ApiError::new(status, code, message)
@@ -231,6 +236,8 @@ pub(crate) async fn in_shape(response: Response) -> Response {
     shaped
 }
 
+/// What a client is told to wait when the disk is full: somebody has to make room first.
+const STORE_FULL_RETRY_MS: u32 = 30_000;
 /// Of a refusal that has no shape yet.
 const MAX_PLAIN_BYTES: usize = 16 << 10;
 

@@ -12,6 +12,7 @@ mod secrets;
 mod services;
 mod sessions;
 mod standing;
+mod store_health;
 mod turns;
 mod webhooks;
 
@@ -31,6 +32,7 @@ use std::{
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
+use store_health::StoreHealth;
 use tokio::{sync::watch, task::JoinSet};
 
 const MAX_PAGE: u32 = 1_000;
@@ -50,6 +52,7 @@ struct Inner {
     /// One deployment at a time is put into force.
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
+    store_health: StoreHealth,
     /// Ended with the host.
     _background: JoinSet<()>,
     /// Set when the host has started.
@@ -74,6 +77,8 @@ impl AgentHost {
             tracing::warn!("what was deleted is not removed from the database yet: {error}");
         }
         let keys = KeyRing::new(store.clone());
+        let store_health = StoreHealth::new(store.clone());
+        let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let services = Arc::new(Services::start(store, models, &options).await?);
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
@@ -81,6 +86,7 @@ impl AgentHost {
         let expiry = Expiry::new(&services, &sessions, options.session_ttl);
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
+        background.spawn(watching);
         let inner = Inner {
             services,
             sessions,
@@ -89,6 +95,7 @@ impl AgentHost {
             max_agents: options.max_agents,
             deploying,
             expiry,
+            store_health,
             _background: background,
             courier: OnceLock::new(),
         };

@@ -184,6 +184,7 @@ impl RuntimeError {
             Self::Trap { .. } => "agent_trapped",
             Self::StoreStalled { .. } => "store_stalled",
             Self::ShuttingDown => "shutting_down",
+            Self::Store(error) if error.is_full() => "store_full",
             Self::Store(_) => "store_failed",
             Self::Internal { .. } => "internal",
         }
@@ -214,6 +215,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "schema_invalid",
         "shutting_down",
         "store_failed",
+        "store_full",
         "tokens_used_up",
         "tool_failed",
         "truncated",

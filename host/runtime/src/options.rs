@@ -27,6 +27,8 @@ pub struct RuntimeOptions {
     pub artifact_dir: Option<PathBuf>,
     /// Of all compiled components in the folder; those unused for longest go.
     pub max_artifact_bytes: u64,
+    /// A warning is logged when the disk of the database has less room than this.
+    pub disk_warning_bytes: u64,
     /// Turns that run at once, each in an instance of its own; others wait.
     pub max_instances: usize,
     /// Of each instance's calls that nest. One for all agents: it is a setting of the engine that compiles them.
@@ -67,6 +69,7 @@ impl Default for RuntimeOptions {
             compile_timeout: Duration::from_secs(300),
             artifact_dir: None,
             max_artifact_bytes: 1 << 30,
+            disk_warning_bytes: 1 << 30,
             max_instances: 1_000,
             stack_kb: 512,
             max_agents: 10_000,

@@ -50,7 +50,7 @@ impl StoreCheck {
         {
             return result.clone();
         }
-        let result = host.check_store().await.map_err(|error| {
+        let result = host.store_ready().await.map_err(|error| {
             let message = format!("nothing can be stored: {error}");
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "store_failing", message)
         });

@@ -61,7 +61,13 @@ impl KeyRing {
 
     /// All keys, the oldest first.
     pub async fn list(&self) -> Result<Vec<ApiKey>, RuntimeError> {
-        self.store.api_keys().await?.into_iter().map(api_key).collect()
+        let readable = |row: ApiKeyRow| {
+            let id = row.id.clone();
+            let unreadable =
+                |error| tracing::error!(key = id, "an API key is unreadable and refused: {error}");
+            api_key(row).map_err(unreadable).ok()
+        };
+        Ok(self.store.api_keys().await?.into_iter().filter_map(readable).collect())
     }
 
     /// A revoked key stays listed. This host refuses it from now on, one that runs on the same folder within a second.

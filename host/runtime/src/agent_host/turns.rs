@@ -10,7 +10,7 @@ use crate::{
     journal,
     session::{Command, Input, Live, SessionKey, Standing, StoredFailure, TurnRequest},
 };
-use skep_store::{Acceptance, NewTurn, TurnFailure, TurnRow, TurnState};
+use skep_store::{Acceptance, NewTurn, TurnFailure, TurnKey, TurnRow, TurnState};
 use std::{collections::BTreeMap, sync::Arc};
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -120,7 +120,14 @@ impl AgentHost {
                 TurnState::Waiting => Standing::Waiting { key, seed },
                 _ => Standing::CutOff { key, seed, digest },
             };
-            let invocation = Input::decode(&input, agent.clone(), session.clone(), idempotency_key)?;
+            let decoded = Input::decode(&input, agent.clone(), session.clone(), idempotency_key);
+            let invocation = match decoded {
+                Ok(invocation) => invocation,
+                Err(error) => {
+                    self.inner.fail_unreadable(key, agent, session, id, &error).await;
+                    continue;
+                }
+            };
             tracing::info!(agent, session, turn = id, "going on with a turn");
             let feed = Feed::new(id);
             let live = services.live.enter(&feed);
@@ -136,6 +143,32 @@ impl AgentHost {
 }
 
 impl Inner {
+    /// Ends a turn that nobody can run, and lets the others go on.
+    async fn fail_unreadable(
+        &self,
+        key: TurnKey,
+        agent: String,
+        session: String,
+        id: String,
+        error: &RuntimeError,
+    ) {
+        tracing::error!(agent, session, turn = id, "a turn cannot go on and has failed: {error}");
+        let failure = TurnFailure {
+            key,
+            agent,
+            session,
+            number: 0,
+            at_ms: now_ms(),
+            error: StoredFailure::encode(error),
+            logs: Vec::new(),
+            events: Vec::new(),
+            token_use: None,
+        };
+        if let Err(error) = self.services.store.fail_turn(failure).await {
+            tracing::error!(turn = id, "the failure of a turn cannot be stored: {error}");
+        }
+    }
+
     async fn invoke_durably(
         &self,
         invocation: Invocation,

@@ -105,8 +105,10 @@ impl Webhooks {
         for row in self.store.webhooks().await? {
             if row.configured && !wanted.contains(&row.id) {
                 self.store.delete_webhook(&row.id).await?;
-            } else if !row.configured {
-                self.enter(router, row)?;
+            } else if !row.configured
+                && let Err(error) = self.enter(router, row)
+            {
+                tracing::error!("{error}; nothing is sent to it until it is removed and added anew");
             }
         }
         for (webhook, id) in configured.iter().zip(wanted) {

@@ -21,6 +21,7 @@ mod receiver;
 mod schedules;
 mod secrets;
 mod sessions;
+mod store_faults;
 mod token_budgets;
 mod tools;
 mod waker;

@@ -53,8 +53,8 @@ All of its settings:
              host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules,
              events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
-             max_component_bytes, max_artifact_bytes, compile_s, mailbox,
-             stack_kb
+             max_component_bytes, max_artifact_bytes, disk_warning_bytes,
+             compile_s, mailbox, stack_kb
   [sessions] ttl_h: hours after its last turn after which a session is deleted
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,

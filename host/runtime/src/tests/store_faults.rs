@@ -1,0 +1,111 @@
+//! A database with rows that cannot be read, and one whose disk is full.
+
+use super::{
+    durability::detached,
+    fixture::{Host, until},
+    guest::{counter, spinner},
+    waker::waker,
+};
+use crate::{AgentName, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase};
+
+/// Of a row each, something that no version of the host reads.
+const SPOILT: &[&str] = &[
+    "UPDATE turns SET input = x'00' WHERE ended_at_ms IS NULL",
+    "UPDATE turns SET seed = 7 WHERE ended_at_ms IS NULL",
+    "UPDATE deployments SET manifest = 'nonsense' WHERE agent = 'spin'",
+    "UPDATE deployments SET deployed_at_ms = 'soon' WHERE agent = 'spin'",
+    "UPDATE webhooks SET topics = '!!'",
+    "UPDATE webhooks SET created_at_ms = 'then'",
+    "UPDATE schedules SET timing = 'nonsense', state = 2",
+    "UPDATE schedules SET tries = 'many', state = 1",
+    "UPDATE schedules SET data = x'00', state = 1",
+    "UPDATE deliveries SET attempt = 'often'",
+    "UPDATE api_keys SET role = 'emperor'",
+    "UPDATE api_keys SET created_at_ms = 'then'",
+    "INSERT INTO token_use VALUES (unixepoch() / 86400, 'local', 'count', 'many')",
+    "UPDATE secrets SET updated_at_ms = 'then'",
+    "UPDATE batches SET created_at_ms = 'then'",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_unreadable_row_keeps_nothing_else_from_starting() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    host.deploy("w", "", waker()).await.expect("valid");
+    host.deploy("spin", "[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
+    host.answer("w", "s", "a").await;
+    let webhook = NewWebhook {
+        url: "https://example.com/hook".into(),
+        topics: vec![TopicPattern::new("*").expect("valid")],
+        secret: None,
+    };
+    host.agents.add_webhook(webhook).await.expect("added");
+    let key = NewApiKey {
+        tenant: Tenant::local(),
+        role: Role::Invoke,
+        agents: Some(vec![AgentName::new("count").expect("valid")]),
+        name: "ci".into(),
+        expires_in: None,
+        requests_per_minute: None,
+    };
+    host.agents.keys().create(key).await.expect("made");
+    let mut host = host;
+    for (round, spoilt) in SPOILT.iter().enumerate() {
+        // A turn that is open when the host ends.
+        let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
+        spins.next().await.expect("it starts").expect("it starts");
+        let id = spins.turn_id().to_owned();
+        let store = host.store().clone();
+        let stopped = host.stop().await;
+        store.spoil(spoilt).await.expect(spoilt);
+        host = stopped.start(RuntimeOptions::default()).await;
+        let answer = host.ask("count", &format!("s{round}"), "go").await;
+        assert_eq!(answer.expect(spoilt).text, "x", "{spoilt}");
+        if spoilt.contains("input") {
+            let detail = host.agents.turn("spin", "s", &id).await.expect("kept");
+            let TurnPhase::Failed { code, message, .. } = detail.phase else { panic!("{detail:?}") };
+            assert!(code == "internal" && message.contains("is unreadable"), "{message}");
+        }
+        if spoilt.contains("api_keys") {
+            assert!(host.agents.keys().list().await.expect("listed").is_empty(), "{spoilt}");
+        }
+        if spoilt.contains("deployments") {
+            let known = host.agents.agents().iter().any(|agent| agent.name == "spin");
+            assert!(!known, "{spoilt}: it cannot be called");
+            store.spoil("UPDATE turns SET ended_at_ms = 1 WHERE ended_at_ms IS NULL").await.expect("ended");
+            host.deploy("spin", "[limits]\ncpu_ms = 30000", spinner())
+                .await
+                .expect("it can be deployed anew");
+        }
+        store.spoil("UPDATE turns SET ended_at_ms = 1 WHERE ended_at_ms IS NULL").await.expect("ended");
+        host = host.restart().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_to_callers_and_the_host_recovers_by_itself() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    assert_eq!(host.answer("count", "s", "go").await, "x");
+    host.agents.store_ready().await.expect("there is room");
+    host.store().leave_room(Some(1)).await.expect("bounded");
+    let mut refused = 0;
+    for number in 0..1_000 {
+        match host.ask("count", &format!("s{number}"), "go").await {
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(error.code(), "store_full", "{error}");
+                assert!(error.to_string().contains("free space on the disk"), "{error}");
+                refused += 1;
+            }
+        }
+        if refused == 5 {
+            break;
+        }
+    }
+    assert_eq!(refused, 5, "the disk is full");
+    until(async || host.agents.store_ready().await.err().filter(|error| error.code() == "store_full")).await;
+    host.store().leave_room(None).await.expect("there is room again");
+    assert_eq!(host.answer("count", "after", "go").await, "x");
+    until(async || host.agents.store_ready().await.ok()).await;
+}
