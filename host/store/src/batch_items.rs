@@ -5,7 +5,7 @@
 
 use crate::batches::{DONE, FAILED, RUNNING, WAITING};
 use crate::{Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_as, query_scalar};
 
 /// How the store knows an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +88,13 @@ impl Store {
             Box::pin(recover(connection, *max_losses, error))
         })
         .await
+    }
+
+    /// Gives back, blameless, what is taken and is none of these: nobody runs it, because the database failed when it was
+    /// taken. How many it were.
+    pub async fn give_back_strays(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
+        self.write(running.to_vec(), |connection, running| Box::pin(give_back_others(connection, running)))
+            .await
     }
 
     /// Gives back, blameless, everything that is taken: this process ends in order.
@@ -233,6 +240,33 @@ async fn recover(
         .await
         .map_err(failed())?;
     Ok(lost.rows_affected())
+}
+
+async fn give_back_others(connection: &mut SqliteConnection, running: &[ItemKey]) -> Result<u64, StoreError> {
+    let failed = || StoreError::while_it("gave back the items of batches");
+    let taken: Vec<(i64, i64)> = query_as("SELECT batch, position FROM batch_items WHERE state = 1")
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(failed())?;
+    let mut strays = 0;
+    for (batch, position) in taken {
+        if running.contains(&ItemKey { batch, position }) {
+            continue;
+        }
+        strays += 1;
+        query("UPDATE batch_items SET state = 0 WHERE batch = ? AND position = ?")
+            .bind(batch)
+            .bind(position)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed())?;
+        query("UPDATE batches SET running = running - 1 WHERE key = ?")
+            .bind(batch)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed())?;
+    }
+    Ok(strays)
 }
 
 async fn give_back(connection: &mut SqliteConnection) -> Result<(), StoreError> {

@@ -6,17 +6,18 @@
 use super::{
     AGENT_MODEL, BatchAnswer, BatchOptions,
     queue::{QueueShared, Running},
-    stored,
+    stored as rows,
     work::{self, Retry},
 };
 use crate::{
-    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
+    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, courier::stored, metric,
+    session::StoredFailure,
 };
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
 use skep_store::{ItemEnd, ItemEnded, QueueDepth, Take, TakenItem};
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use tokio::{sync::oneshot, task::JoinSet};
@@ -44,7 +45,10 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
     let mut figures = Figures::default();
     loop {
         let Some(strong) = services.host() else { return };
-        let pull = begin(&queue, &strong, &mut tasks).await;
+        let pull = match queue.mend(&strong).await {
+            Ok(()) => begin(&queue, &strong, &mut tasks).await,
+            Err(error) => Err(error),
+        };
         let depth = figures.refresh(&strong).await;
         drop(strong);
         let within = match pull {
@@ -53,6 +57,7 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
             Ok(Pull::Wait) => Duration::MAX,
             Err(error) => {
                 tracing::error!("the queue of batches does not go on: {error}");
+                queue.has_strays.store(true, Ordering::Release);
                 STORE_INTERVAL
             }
         };
@@ -127,20 +132,25 @@ async fn run_item(
         }
     };
     let (end, outcome) = end_of(result, &item, &queue.options);
-    // What could not be written is found by the next process, and run again.
-    match host.services().store.end_item(item.key, &end).await {
-        Ok(ItemEnded::NotTaken) => counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1),
-        Ok(ended) => {
+    let services = host.services();
+    let write = || services.store.end_item(item.key, &end);
+    match stored(services, "the result of an item of a batch", write).await {
+        Some(ItemEnded::NotTaken) => {
+            counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1);
+            // Or it was the last one, and was written by a try of which that was not known.
+            queue.look_for_strays();
+        }
+        Some(ended) => {
             counter!(metric::BATCH_ITEMS, "outcome" => outcome).increment(1);
             if ended == ItemEnded::Last
                 && let Err(error) = queue.end_finished(&host).await
             {
-                tracing::error!(batch = item.batch, "the batch was not ended: {error}");
+                tracing::error!(batch = item.batch, "the batch is not ended yet: {error}");
+                queue.look_for_strays();
             }
         }
-        Err(error) => {
-            tracing::error!(batch = item.batch, position = item.position, "a result was lost: {error}");
-        }
+        // The next process finds that it was taken, and runs it again.
+        None => {}
     }
     queue.running().remove(&item.key);
 }
@@ -152,7 +162,7 @@ fn end_of(
     options: &BatchOptions,
 ) -> (ItemEnd, &'static str) {
     let error = match result {
-        Ok(answer) => return (ItemEnd::Done(stored::encode_answer(&answer)), "done"),
+        Ok(answer) => return (ItemEnd::Done(rows::encode_answer(&answer)), "done"),
         Err(error) => error,
     };
     let after = |time: Duration| now_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

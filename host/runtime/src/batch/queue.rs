@@ -8,7 +8,10 @@ use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -31,6 +34,8 @@ pub(crate) struct BatchQueue {
 pub(super) struct QueueShared {
     pub(super) options: BatchOptions,
     pub(super) changed: Notify,
+    /// The database failed: something may be taken that nobody runs, or done and not told.
+    pub(super) has_strays: AtomicBool,
     /// Items that run; dropping what is kept of one cancels it.
     running: Mutex<HashMap<ItemKey, Running>>,
 }
@@ -42,7 +47,12 @@ pub(super) struct Running {
 
 impl BatchQueue {
     pub(crate) fn new(options: BatchOptions) -> Self {
-        let shared = QueueShared { options, changed: Notify::new(), running: Mutex::default() };
+        let shared = QueueShared {
+            options,
+            changed: Notify::new(),
+            has_strays: AtomicBool::new(false),
+            running: Mutex::default(),
+        };
         BatchQueue { shared: Arc::new(shared), pulling: Mutex::default() }
     }
 
@@ -194,6 +204,29 @@ impl QueueShared {
     async fn forget(&self, host: &AgentHost) -> Result<(), RuntimeError> {
         host.services().store.forget_batches(self.oldest_ms()).await?;
         Ok(())
+    }
+
+    /// The puller looks for what nobody runs, or tells.
+    pub(super) fn look_for_strays(&self) {
+        self.has_strays.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// Gives back what is taken and nobody runs, and ends what is done.
+    pub(super) async fn mend(&self, host: &AgentHost) -> Result<(), RuntimeError> {
+        if !self.has_strays.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mended = async {
+            let running: Vec<ItemKey> = self.running().keys().copied().collect();
+            host.services().store.give_back_strays(&running).await?;
+            self.end_finished(host).await
+        };
+        let mended = mended.await;
+        if mended.is_err() {
+            self.has_strays.store(true, Ordering::Release);
+        }
+        mended
     }
 
     /// Ends the batches of which no item is left.

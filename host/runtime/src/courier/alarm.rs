@@ -2,6 +2,7 @@
 
 use super::{
     count,
+    status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
@@ -62,10 +63,7 @@ impl Alarm {
             Ok(invocation) => turn::take(&self.host, invocation).await,
             Err(error) => Verdict::Failed(crate::RuntimeError::Internal { message: error }),
         };
-        if let Err(error) = self.note(verdict).await {
-            let (agent, name) = (&self.row.agent, &self.row.schedule.name);
-            tracing::error!(agent, name, "what came of an alarm cannot be stored: {error}");
-        }
+        self.note(verdict).await;
     }
 
     fn invocation(&self) -> Result<Invocation, String> {
@@ -93,23 +91,29 @@ impl Alarm {
         })
     }
 
-    async fn note(&self, verdict: Verdict) -> Result<(), StoreError> {
+    async fn note(&self, verdict: Verdict) {
         let (store, row) = (&self.services.store, &self.row);
         let (id, now_ms) = (&row.schedule.id, self.services.clock.now_ms());
         match verdict {
-            Verdict::HostEnds => Ok(()),
+            Verdict::HostEnds => {}
             // One that does not repeat went with the commit.
             Verdict::Done => {
                 count("alarm", "ok");
-                if row.schedule.repeats { advance(&self.services, row, None).await } else { Ok(()) }
+                if row.schedule.repeats {
+                    self.advance(None).await;
+                }
             }
             Verdict::NotNow { error, wait_ms } => {
-                store.retry_schedule(id, row.attempt - 1, now_ms + wait_ms, &error.to_string()).await
+                let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
+                let put_off = || store.retry_schedule(id, attempt, wake_ms, &error);
+                stored(&self.services, "the next try of an alarm", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < row.schedule.tries => {
                 count("alarm", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
-                store.retry_schedule(id, row.attempt, wake_ms, &error.to_string()).await
+                let error = error.to_string();
+                let put_off = || store.retry_schedule(id, row.attempt, wake_ms, &error);
+                stored(&self.services, "the next try of an alarm", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("alarm", "failed");
@@ -117,11 +121,17 @@ impl Alarm {
                 tracing::warn!(agent, session, name, tries = row.attempt, "an alarm is given up: {error}");
                 let error = error.to_string();
                 if row.schedule.repeats {
-                    advance(&self.services, row, Some(&error)).await
+                    self.advance(Some(&error)).await;
                 } else {
-                    store.park_schedule(id, &error).await
+                    let park = || store.park_schedule(id, &error);
+                    stored(&self.services, "the end of an alarm", park).await;
                 }
             }
         }
+    }
+
+    async fn advance(&self, error: Option<&str>) {
+        let next = || advance(&self.services, &self.row, error);
+        stored(&self.services, "the next time of a schedule", next).await;
     }
 }

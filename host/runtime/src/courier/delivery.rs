@@ -2,6 +2,7 @@
 
 use super::{
     count,
+    status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
     agent_host::{OWN_KEY, Services, WeakHost},
 };
 use skep_engine::Priority;
-use skep_store::{Delivery, StoreError, Target};
+use skep_store::{Delivery, Target};
 use std::sync::Arc;
 
 /// How often an event is tried.
@@ -28,9 +29,7 @@ impl SessionDelivery {
             Ok(invocation) => turn::take(&self.host, invocation).await,
             Err(error) => Verdict::Failed(error),
         };
-        if let Err(error) = self.note(agent, session, verdict).await {
-            tracing::error!(agent, session, "what came of an event cannot be stored: {error}");
-        }
+        self.note(agent, session, verdict).await;
     }
 
     fn invocation(&self, agent: &str, session: &str) -> Result<Invocation, RuntimeError> {
@@ -61,29 +60,32 @@ impl SessionDelivery {
         })
     }
 
-    async fn note(&self, agent: &str, session: &str, verdict: Verdict) -> Result<(), StoreError> {
+    async fn note(&self, agent: &str, session: &str, verdict: Verdict) {
         let (store, row) = (&self.services.store, &self.row);
         let now_ms = self.services.clock.now_ms();
         match verdict {
-            Verdict::HostEnds => Ok(()),
+            Verdict::HostEnds => {}
             // The row went with the commit.
-            Verdict::Done => {
-                count("event", "ok");
-                Ok(())
-            }
+            Verdict::Done => count("event", "ok"),
             Verdict::NotNow { error, wait_ms } => {
-                store.retry_delivery(row.key, row.attempt - 1, now_ms + wait_ms, &error.to_string()).await
+                let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
+                let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);
+                stored(&self.services, "the next try of an event", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < TRIES => {
                 count("event", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
-                store.retry_delivery(row.key, row.attempt, wake_ms, &error.to_string()).await
+                let error = error.to_string();
+                let put_off = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
+                stored(&self.services, "the next try of an event", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("event", "failed");
                 let (topic, event) = (&row.topic, &row.event_id);
                 tracing::warn!(agent, session, topic, event, "an event is given up: {error}");
-                store.bury_delivery(row.key, &error.to_string()).await
+                let error = error.to_string();
+                let bury = || store.bury_delivery(row.key, &error);
+                stored(&self.services, "the end of an event", bury).await;
             }
         }
     }

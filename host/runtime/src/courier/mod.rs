@@ -5,20 +5,28 @@
 //! the row, and its commit settles the row in the same transaction. So whatever a crash cuts off happens again, and what
 //! was committed does not.
 //!
+//! What has begun and nobody runs, because the database failed when it began or a task ended badly, is taken up again; what
+//! something came to is stored however often that fails.
+//!
 //! A session, and a webhook, gets one at a time.
 
 mod alarm;
 mod backoff;
 mod delivery;
+mod status;
 mod turn;
 mod webhook;
 
 use crate::agent_host::{Services, WeakHost};
 use alarm::Alarm;
 use delivery::SessionDelivery;
-use skep_store::{Delivery, ScheduleRow, ScheduleState, StoreError, Target};
-use std::{collections::VecDeque, sync::Arc};
-use tokio::task::{AbortHandle, JoinSet};
+use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, StoreError, Target};
+pub(crate) use status::stored;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+use tokio::task::{self, AbortHandle, JoinError, JoinSet};
 use webhook::WebhookDelivery;
 
 /// Alarms and deliveries that are under way at once.
@@ -35,8 +43,19 @@ struct Round {
     services: Arc<Services>,
     host: WeakHost,
     running: JoinSet<()>,
+    /// What the tasks are about.
+    rows: HashMap<task::Id, RowKey>,
+    /// There may be rows that have begun and that nobody runs.
+    has_strays: bool,
     /// Read, and not begun yet.
     ready: VecDeque<Due>,
+}
+
+/// A row that has begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RowKey {
+    Schedule(String),
+    Delivery(DeliveryKey),
 }
 
 enum Due {
@@ -46,7 +65,15 @@ enum Due {
 
 impl Courier {
     pub(crate) fn start(services: Arc<Services>, host: WeakHost) -> Self {
-        let round = Round { services, host, running: JoinSet::new(), ready: VecDeque::new() };
+        let round = Round {
+            services,
+            host,
+            running: JoinSet::new(),
+            rows: HashMap::new(),
+            // Those of the host before.
+            has_strays: true,
+            ready: VecDeque::new(),
+        };
         Courier(tokio::spawn(round.run()).abort_handle())
     }
 
@@ -63,30 +90,32 @@ impl Drop for Courier {
 
 impl Round {
     async fn run(mut self) {
-        while let Err(error) = self.take_up().await {
-            self.pause(&error).await;
-        }
         while self.services.admit().is_ok() {
             let wake_ms = match self.fill().await {
                 Ok(wake_ms) => wake_ms,
                 Err(error) => {
+                    // What was to begin may have begun.
+                    self.has_strays = true;
                     self.pause(&error).await;
                     continue;
                 }
             };
             tokio::select! {
                 () = self.services.courier_bell.notified() => {}
-                Some(_ended) = self.running.join_next() => {}
+                Some(ended) = self.running.join_next_with_id() => self.ended(ended).await,
                 () = self.services.clock.sleep_until(wake_ms) => {}
             }
         }
     }
 
-    /// Goes on with what had begun when the host ended.
+    /// Goes on with what has begun and nobody runs.
     async fn take_up(&mut self) -> Result<(), StoreError> {
         let schedules = self.services.store.begun_schedules().await?;
         let deliveries = self.services.store.begun_deliveries().await?;
         for row in schedules {
+            if self.runs(&RowKey::Schedule(row.schedule.id.clone())) {
+                continue;
+            }
             if row.state == ScheduleState::Settled {
                 alarm::advance(&self.services, &row, None).await?;
             } else {
@@ -94,13 +123,35 @@ impl Round {
             }
         }
         for row in deliveries {
-            self.spawn_delivery(row);
+            if !self.runs(&RowKey::Delivery(row.key)) {
+                self.spawn_delivery(row);
+            }
         }
+        self.has_strays = false;
         Ok(())
+    }
+
+    fn runs(&self, row: &RowKey) -> bool {
+        self.rows.values().any(|running| running == row)
+    }
+
+    async fn ended(&mut self, ended: Result<(task::Id, ()), JoinError>) {
+        match ended {
+            Ok((id, ())) => drop(self.rows.remove(&id)),
+            Err(error) => {
+                let row = self.rows.remove(&error.id());
+                tracing::error!("{row:?} ended badly, and is begun again: {error}");
+                self.has_strays = true;
+                self.wait().await;
+            }
+        }
     }
 
     /// Begins with what is due, as far as there is room. Gives the time at which something else is.
     async fn fill(&mut self) -> Result<u64, StoreError> {
+        if self.has_strays {
+            self.take_up().await?;
+        }
         loop {
             while self.running.len() < MAX_RUNNING {
                 let Some(due) = self.ready.pop_front() else { break };
@@ -139,22 +190,29 @@ impl Round {
     }
 
     fn spawn_alarm(&mut self, row: ScheduleRow) {
+        let key = RowKey::Schedule(row.schedule.id.clone());
         let alarm = Alarm { services: self.services.clone(), host: self.host.clone(), row };
-        self.running.spawn(alarm.ring());
+        let task = self.running.spawn(alarm.ring());
+        self.rows.insert(task.id(), key);
     }
 
     fn spawn_delivery(&mut self, row: Delivery) {
-        let services = self.services.clone();
-        match row.target {
+        let (services, key) = (self.services.clone(), RowKey::Delivery(row.key));
+        let task = match row.target {
             Target::Session { .. } => {
                 self.running.spawn(SessionDelivery { services, host: self.host.clone(), row }.deliver())
             }
             Target::Webhook(_) => self.running.spawn(WebhookDelivery { services, row }.deliver()),
         };
+        self.rows.insert(task.id(), key);
     }
 
     async fn pause(&self, error: &StoreError) {
         tracing::error!("schedules and events wait: {error}");
+        self.wait().await;
+    }
+
+    async fn wait(&self) {
         self.services.clock.sleep_until(self.services.clock.now_ms() + STORE_PAUSE_MS).await;
     }
 }

@@ -1,13 +1,13 @@
 //! An event on its way to a webhook.
 
-use super::{backoff::Backoff, count};
+use super::{backoff::Backoff, count, status::stored};
 use crate::{
     agent_host::Services,
     event::webhook::{Webhook, message, message_id},
 };
 use jiff::{Timestamp, fmt::rfc2822};
 use skep_outbound::WebhookMessage;
-use skep_store::{Delivery, StoreError, Target};
+use skep_store::{Delivery, Target};
 use std::sync::Arc;
 
 /// How often an event is sent before it is a dead letter; with the waits below, over some five hours.
@@ -45,9 +45,7 @@ impl WebhookDelivery {
             Some(why) => Verdict::Disabled(why.clone()),
             None => self.send(webhook).await,
         };
-        if let Err(error) = self.note(verdict).await {
-            tracing::error!(webhook = id, "what came of an event cannot be stored: {error}");
-        }
+        self.note(verdict).await;
     }
 
     async fn send(&self, webhook: Arc<Webhook>) -> Verdict {
@@ -82,23 +80,27 @@ impl WebhookDelivery {
         }
     }
 
-    async fn note(&self, verdict: Verdict) -> Result<(), StoreError> {
+    async fn note(&self, verdict: Verdict) {
         let Delivery { key, attempt, topic, event_id: event, .. } = &self.row;
         let (services, store) = (&self.services, &self.services.store);
         match verdict {
             Verdict::Done => {
                 count("webhook", "ok");
-                store.finish_delivery(*key).await
+                let finish = || store.finish_delivery(*key);
+                stored(services, "the end of an event for a webhook", finish).await;
             }
             Verdict::Failed { error, retry_after_ms } if *attempt < TRIES => {
                 count("webhook", "retried");
                 let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
-                store.retry_delivery(*key, *attempt, services.clock.now_ms() + wait_ms, &error).await
+                let wake_ms = services.clock.now_ms() + wait_ms;
+                let put_off = || store.retry_delivery(*key, *attempt, wake_ms, &error);
+                stored(services, "the next try of an event for a webhook", put_off).await;
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
                 tracing::warn!(topic, event, "an event for a webhook is given up: {error}");
-                store.bury_delivery(*key, &error).await
+                let bury = || store.bury_delivery(*key, &error);
+                stored(services, "the end of an event for a webhook", bury).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
@@ -107,7 +109,8 @@ impl WebhookDelivery {
                 if let Err(error) = services.webhooks.disable(&services.outbox.router, &webhook, &why).await {
                     tracing::error!("the webhook cannot be disabled: {error}");
                 }
-                store.bury_delivery(*key, &why).await
+                let bury = || store.bury_delivery(*key, &why);
+                stored(services, "the end of an event for a webhook", bury).await;
             }
         }
     }

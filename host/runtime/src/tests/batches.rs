@@ -4,6 +4,7 @@ use super::{
     durability::talker,
     fixture::{Host, until},
     guest::{Guest, echo},
+    store_faults::now_and_then,
     waker::waker,
 };
 use crate::{
@@ -15,7 +16,7 @@ use skep_engine::{
     Engine, GenerateRequest, Priority, Sampling, TokenStream,
     chat::{ChatMessage, ChatOptions},
 };
-use skep_store::Take;
+use skep_store::{Moment, Take};
 use std::time::Duration;
 
 const PRINCIPAL: &str = "local";
@@ -65,6 +66,20 @@ async fn occupy(engine: &Engine) -> Vec<TokenStream> {
         streams.push(engine.generate(request).expect("there is room"));
     }
     streams
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_ends_though_the_database_fails_now_and_then() {
+    for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
+        let host = Host::start().await;
+        let items = ["one", "two", "three", "four"].map(short).to_vec();
+        let id = queue(&host, "tiny", items).await.expect("room");
+        host.store().faults().choose(now_and_then(at));
+        let BatchResults { items, .. } = results(&host, &id).await;
+        host.store().faults().end();
+        assert_eq!(items.len(), 4);
+        assert!(items.iter().all(|item| matches!(item.outcome, BatchOutcome::Done(_))), "{at:?}: {items:?}");
+    }
 }
 
 #[tokio::test]

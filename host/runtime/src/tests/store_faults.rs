@@ -8,6 +8,8 @@ use super::{
 };
 use crate::{AgentName, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase};
 
+use skep_store::{Fault, Moment};
+
 /// Of a row each, something that no version of the host reads.
 const SPOILT: &[&str] = &[
     "UPDATE turns SET input = x'00' WHERE ended_at_ms IS NULL",
@@ -108,4 +110,17 @@ async fn a_full_disk_is_told_to_callers_and_the_host_recovers_by_itself() {
     host.store().leave_room(None).await.expect("there is room again");
     assert_eq!(host.answer("count", "after", "go").await, "x");
     until(async || host.agents.store_ready().await.ok()).await;
+}
+
+/// A fault in about every third of these moments, in no step with what is written.
+pub(super) fn now_and_then(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
+    let mut numbers = 7_u64;
+    move |moment| {
+        if moment != at {
+            return None;
+        }
+        // Knuth's MMIX generator.
+        numbers = numbers.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (numbers >> 33).is_multiple_of(3).then_some(Fault::Fails(10))
+    }
 }

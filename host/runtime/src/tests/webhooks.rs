@@ -3,11 +3,14 @@
 use super::{
     fixture::{Host, until},
     receiver::Receiver,
+    store_faults::now_and_then,
     waker::waker,
 };
 use crate::{Clock, DeadLetterTarget, Event, NewWebhook, RuntimeOptions, TopicPattern};
 use serde_json::json;
 use skep_outbound::AddressPolicy;
+use skep_store::Moment;
+use std::time::Duration;
 
 /// The clock, and a host that may reach `receiver`.
 async fn start(receiver: &Receiver) -> (Host, Clock) {
@@ -26,15 +29,18 @@ fn to(url: String, topic: &str) -> NewWebhook {
 }
 
 async fn publish(host: &Host, id: &str) {
-    let event = Event {
+    host.agents.publish(event(id)).await.expect("taken");
+}
+
+fn event(id: &str) -> Event {
+    Event {
         id: Some(id.into()),
         source: "shop".into(),
         topic: "order.paid".into(),
         data: Some(json!({"order_id": "o-7"})),
         at_ms: Some(1_700_000_000_000),
         principal: "local".into(),
-    };
-    host.agents.publish(event).await.expect("taken");
+    }
 }
 
 #[tokio::test]
@@ -69,6 +75,35 @@ async fn an_event_is_sent_signed_until_the_receiver_takes_it() {
     );
     until(async || (host.agents.events(None, 1).await.expect("listed")[0].pending == 0).then_some(())).await;
     assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_is_sent_once_though_the_database_fails_now_and_then() {
+    for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
+        let receiver = Receiver::answering(["503"]).await;
+        let (host, clock) = start(&receiver).await;
+        host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
+        host.store().faults().choose(now_and_then(at));
+        for id in ["1", "2", "3", "4"] {
+            // Whoever publishes is told of a fault, and publishes again.
+            until(async || {
+                let event = Event { at_ms: None, data: None, ..event(id) };
+                host.agents.publish(event).await.ok()
+            })
+            .await;
+        }
+        until(async || {
+            // What was put off is due.
+            clock.advance(10_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let events = host.agents.events(None, 10).await.expect("listed");
+            (events.len() == 4 && events.iter().all(|event| event.pending == 0)).then_some(())
+        })
+        .await;
+        host.store().faults().end();
+        assert_eq!(receiver.count(), 5, "{at:?}: each once, and the one that was refused twice");
+        assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
+    }
 }
 
 #[tokio::test]
