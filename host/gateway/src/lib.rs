@@ -97,14 +97,12 @@ struct Gateway {
     /// Streams without an end of their own end when it does.
     draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
-    store_check: Arc<routes::health::StoreCheck>,
 }
 
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
         let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
-        let (draining, store_check) = (Arc::default(), Arc::default());
-        Gateway { host, options: Arc::new(options), draining, mcp, store_check }
+        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp }
     }
 }
 

@@ -8,8 +8,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use skep_runtime::AgentHost;
-use std::time::{Duration, Instant};
 
 /// The process lives.
 pub(crate) async fn healthz() -> Json<Value> {
@@ -29,34 +27,12 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
             return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "model_failing", message).into_response();
         }
     }
-    if let Err(refusal) = gateway.store_check.look(&gateway.host).await {
-        return refusal.into_response();
+    if let Err(error) = gateway.host.store_ready().await {
+        let message = format!("nothing can be stored: {error}");
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
     let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
     Json(json!({"status": "ready", "models": models, "agents": gateway.host.agents().len()})).into_response()
-}
-
-/// Whether the store takes writes, looked at once a second at most, because everyone may ask.
-#[derive(Debug, Default)]
-pub(crate) struct StoreCheck(tokio::sync::Mutex<Option<(Instant, Result<(), ApiError>)>>);
-
-const CHECKED_FOR: Duration = Duration::from_secs(1);
-
-impl StoreCheck {
-    async fn look(&self, host: &AgentHost) -> Result<(), ApiError> {
-        let mut last = self.0.lock().await;
-        if let Some((at, result)) = &*last
-            && at.elapsed() < CHECKED_FOR
-        {
-            return result.clone();
-        }
-        let result = host.store_ready().await.map_err(|error| {
-            let message = format!("nothing can be stored: {error}");
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "store_failing", message)
-        });
-        *last = Some((Instant::now(), result.clone()));
-        result
-    }
 }
 
 pub(crate) async fn metrics(State(gateway): State<Gateway>) -> Response {

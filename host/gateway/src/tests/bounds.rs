@@ -145,7 +145,7 @@ async fn a_host_that_cannot_store_anything_is_not_ready_and_says_why() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
     let error = answer.error();
-    assert_eq!((answer.status.as_u16(), &error["code"]), (503, &json!("store_failing")));
+    assert_eq!((answer.status.as_u16(), &error["code"]), (503, &json!("store_failed")));
     assert!(error["message"].as_str().unwrap().contains("nothing can be stored"), "{error}");
     assert_eq!(server.get("/healthz").await.status, 200, "the process lives");
 }
