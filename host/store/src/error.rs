@@ -41,7 +41,7 @@ pub enum StoreError {
     #[error("{what} {name:?} is stored in a form that cannot be read: {reason}")]
     Unreadable { what: &'static str, name: String, reason: String },
     #[error(
-        "the disk is full: the database wrote nothing of what it was to do when it {doing}; free space on the disk of the data folder"
+        "the disk is full, so nothing was written when the database {doing}; free space on the disk of the data folder"
     )]
     Full { doing: &'static str },
     /// The commit failed in a way that leaves open what is on the disk.
