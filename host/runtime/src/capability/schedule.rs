@@ -15,6 +15,11 @@ use serde_json::Value;
 use skep_store::{ScheduleChange, ScheduleRow, ScheduleState, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
+/// Of the schedules of a session together, as the journal has them.
+const MAX_SESSION_BYTES: usize = 1 << 20;
+/// Of those in one record of the journal, which may have twice as much; one alone has less.
+const MAX_PAGE_BYTES: usize = 1 << 20;
+
 /// The schedules of the session of a turn, read when the turn first asks for them.
 pub(crate) struct ScheduleView {
     pub(crate) store: Store,
@@ -49,6 +54,9 @@ pub(crate) struct Seen {
 struct Read {
     now_ms: u64,
     entries: Vec<Entry>,
+    /// The next record goes on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_more: bool,
 }
 
 type Done = wasmtime::Result<Result<(), ScheduleError>>;
@@ -118,26 +126,56 @@ impl ScheduleView {
         self.seen.map(|seen| seen.changes).unwrap_or_default()
     }
 
+    /// In as many records as it takes, because each of them is bounded.
     async fn read(&self, journal: &Arc<Journal>) -> Result<Seen, Stopped> {
-        let mut call = journal.call(Identity::new("schedule.read", &()))?;
-        let read: Read = match journal.recorded(&mut call)? {
-            Some((read, _place)) => read,
-            None => {
-                let rows = match self.store.schedules_of(&self.owner.agent, &self.owner.session).await {
-                    Ok(rows) => rows,
-                    Err(error) => {
-                        journal.fail(error.into());
-                        return Err(Stopped);
-                    }
-                };
-                let entries = rows.into_iter().filter_map(entry).collect();
-                let read = Read { now_ms: self.clock.now_ms(), entries };
-                journal.ended(&call, &read, Vec::new());
-                read
+        let mut seen = Seen { now_ms: 0, entries: BTreeMap::new(), changes: Vec::new(), made: 0 };
+        let mut page = 0_u32;
+        loop {
+            let identity = match page {
+                0 => Identity::new("schedule.read", &()),
+                page => Identity::new("schedule.read", &page),
+            };
+            let mut call = journal.call(identity)?;
+            let read: Read = match journal.recorded(&mut call)? {
+                Some((read, _place)) => read,
+                None => {
+                    let last = seen.entries.last_key_value().map(|(name, _)| name.as_str());
+                    let read = self.read_page(journal, last).await?;
+                    journal.ended(&call, &read, Vec::new());
+                    read
+                }
+            };
+            if page == 0 {
+                seen.now_ms = read.now_ms;
+            }
+            seen.entries.extend(read.entries.into_iter().map(|entry| (entry.name.clone(), entry)));
+            if !read.has_more {
+                return Ok(seen);
+            }
+            page += 1;
+        }
+    }
+
+    /// Those behind this name, as many as one record holds.
+    async fn read_page(&self, journal: &Journal, after: Option<&str>) -> Result<Read, Stopped> {
+        let rows = match self.store.schedules_of(&self.owner.agent, &self.owner.session).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                journal.fail(error.into());
+                return Err(Stopped);
             }
         };
-        let entries = read.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
-        Ok(Seen { now_ms: read.now_ms, entries, changes: Vec::new(), made: 0 })
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        let left =
+            rows.into_iter().filter(|row| after.is_none_or(|after| row.schedule.name.as_str() > after));
+        for entry in left.filter_map(entry) {
+            bytes += journaled_bytes(&entry);
+            if bytes > MAX_PAGE_BYTES && !entries.is_empty() {
+                return Ok(Read { now_ms: self.clock.now_ms(), entries, has_more: true });
+            }
+            entries.push(entry);
+        }
+        Ok(Read { now_ms: self.clock.now_ms(), entries, has_more: false })
     }
 }
 
@@ -174,6 +212,16 @@ impl Seen {
             data: data.as_ref(),
             tries: options.tries,
         };
+        // It takes the place of the one with its name.
+        let others =
+            self.entries.values().filter(|entry| entry.name != name).map(journaled_bytes).sum::<usize>();
+        let bytes = others + options.data.as_deref().map_or(0, escaped_bytes) + name.len();
+        if bytes > MAX_SESSION_BYTES {
+            return Err(ScheduleError::QuotaExceeded(format!(
+                "the schedules of the session would have {bytes} bytes together; {MAX_SESSION_BYTES} are allowed, keep \
+                 what is large in the state"
+            )));
+        }
         self.made += 1;
         let id = format!("{}-{}", owner.turn_id, self.made);
         let row = wanted.prepare(id.clone(), self.now_ms).map_err(invalid)?;
@@ -197,6 +245,24 @@ impl Seen {
         }
         was_there
     }
+}
+
+/// What a schedule takes in a record.
+fn journaled_bytes(entry: &Entry) -> usize {
+    /// Of identifiers, times and the names of fields.
+    const OTHER_BYTES: usize = 512;
+    let texts = [Some(&entry.name), entry.data.as_ref(), entry.failed.as_ref()].into_iter().flatten();
+    OTHER_BYTES + texts.map(|text| escaped_bytes(text)).sum::<usize>()
+}
+
+/// Of a text in JSON.
+fn escaped_bytes(text: &str) -> usize {
+    let escape = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
+        0..=0x1f => 6,
+        _ => 1,
+    };
+    text.bytes().map(escape).sum()
 }
 
 /// A row as the guest sees it. One that a later version wrote, and that this one cannot read, is left out.
@@ -227,6 +293,8 @@ impl From<ScheduleTiming> for Timing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::feed::Feed;
+    use skep_store::{Acceptance, AgentRow, MAX_RECORD_BYTES, NewSchedule, NewTurn};
 
     fn owner(limit: u32, takes_alarms: bool) -> Owner {
         Owner {
@@ -293,5 +361,86 @@ mod tests {
         let refused = seen.set(&owner(1, false), "a", &PLAIN, every_minute).expect_err("nobody listens");
         assert!(matches!(&refused, ScheduleError::Denied(why) if why.contains("alarm-handler")));
         assert!(seen.changes.is_empty());
+    }
+    #[test]
+    fn the_bytes_of_all_schedules_of_a_session_are_bounded() {
+        let (owner, mut seen) = (owner(100, true), seen());
+        let large = Options { data: Some(format!("{:?}", "x".repeat(250_000))), ..PLAIN };
+        for name in ["a", "b", "c", "d"] {
+            seen.set(&owner, name, &large, every_minute).expect("a million in all");
+        }
+        let refused = seen.set(&owner, "e", &large, every_minute).expect_err("more than that");
+        assert!(matches!(&refused, ScheduleError::QuotaExceeded(why) if why.contains("1048576 are allowed")));
+        seen.set(&owner, "d", &large, every_minute).expect("in its place");
+        assert!(seen.cancel("a"));
+        seen.set(&owner, "e", &large, every_minute).expect("there is room again");
+        // What the journal has of it is counted, escapes too.
+        let quotes = Options { data: Some(format!("[{}]", vec!["\"\""; 60_000].join(","))), ..PLAIN };
+        assert!(seen.cancel("b"));
+        assert!(seen.set(&owner, "b", &quotes, every_minute).is_err());
+    }
+
+    /// The owner of these is the manifest, whose session has no name.
+    fn many(count: u32, bytes: usize) -> Vec<NewSchedule> {
+        let row = |number| NewSchedule {
+            id: format!("id-{number}"),
+            name: format!("name-{number:05}"),
+            target: "s".into(),
+            principal: "p".into(),
+            timing: ScheduleTiming::At(2_000_000).encode(),
+            repeats: false,
+            data: Some(format!("{:?}", "\u{e9}".repeat(bytes / 2)).into_bytes()),
+            tries: 6,
+            due_ms: 2_000_000,
+        };
+        (0..count).map(row).collect()
+    }
+
+    #[tokio::test]
+    async fn more_schedules_than_a_record_holds_are_read_in_several_and_again_from_the_journal() {
+        let store = Store::in_memory().await.expect("a database");
+        let agent = AgentRow {
+            name: "a".into(),
+            manifest: String::new(),
+            digest: "d".into(),
+            deployed_at_ms: 1,
+            deployed_by: "tester".into(),
+        };
+        store.put_agent(&agent, b"component", &many(30, 200_000)).await.expect("stored");
+        let turn = NewTurn {
+            id: "t".into(),
+            agent: "a".into(),
+            session: "s".into(),
+            idempotency_key: None,
+            digest: "d".into(),
+            input: Vec::new(),
+            seed: vec![1; 32],
+            accepted_at_ms: 1,
+            number: Some(1),
+        };
+        let Acceptance::New(key) = store.accept_turn(turn).await.expect("stored") else {
+            panic!("the first")
+        };
+        let view = ScheduleView {
+            store: store.clone(),
+            clock: Clock::at(1_000_000),
+            owner: Owner { session: String::new(), ..owner(100, true) },
+            seen: None,
+        };
+        let read = async || {
+            let records = store.records(key).await.expect("read");
+            let journal = Journal::open(store.clone(), key, vec![1; 32], Feed::new("t".into()), records);
+            let journal = journal.expect("readable");
+            let seen = view.read(&journal).await.unwrap_or_else(|_stopped| panic!("the journal takes it"));
+            journal.close().await.expect("each record is within its bound");
+            (seen.now_ms, seen.entries.into_keys().collect::<Vec<_>>())
+        };
+        let live = read().await;
+        assert_eq!((live.0, live.1.len()), (1_000_000, 30));
+        let records = store.records(key).await.expect("read");
+        assert!(records.len() >= 6 && records.iter().all(|record| record.body.len() <= MAX_RECORD_BYTES));
+        store.put_agent(&agent, b"component", &[]).await.expect("they are all gone");
+        view.clock.advance(5_000);
+        assert_eq!(read().await, live, "the journal tells what there was");
     }
 }
