@@ -66,3 +66,5 @@ mod sharding;
 mod traces;
 /// Agents that reach out, and the secrets that they send.
 mod web;
+/// Webhooks from the command line, and what the log says of one that fails.
+mod webhooks;

@@ -199,6 +199,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/events", get(routes::events::list).post(routes::events::publish))
         .route("/v1/webhooks", get(routes::webhooks::list).post(routes::webhooks::add))
         .route("/v1/webhooks/{webhook}", delete(routes::webhooks::remove))
+        .route("/v1/webhooks/{webhook}/test", post(routes::webhooks::test))
         .route("/v1/webhooks/dead-letters", get(routes::webhooks::dead_letters))
         .route("/v1/webhooks/dead-letters/{id}/redeliver", post(routes::webhooks::redeliver))
         .route("/v1/chat/completions", post(routes::chat_completions::create))

@@ -104,6 +104,11 @@ impl Client {
         self.inner.connections.to(origin)
     }
 
+    /// Whether this origin's addresses are all allowed, without connecting to one.
+    pub(crate) async fn check_addresses(&self, origin: &Origin) -> Result<(), OutboundError> {
+        self.inner.connections.check_addresses(origin).await
+    }
+
     async fn exchange(
         &self,
         mut request: Request,

@@ -33,8 +33,8 @@ impl Connections {
     /// A client that may be used for this origin.
     pub(crate) fn to(&self, origin: &Origin) -> Result<reqwest::Client, OutboundError> {
         // An address is connected to as it stands, and no resolver is asked.
-        if let Ok(address) = origin.host().trim_matches(['[', ']']).parse::<IpAddr>() {
-            self.policy.check(origin.host(), SocketAddr::new(address, origin.port()))?;
+        if let Some(address) = literal(origin) {
+            self.policy.check(origin.host(), address)?;
         }
         if origin.is_https()
             && let Some(problem) = &self.tls().problem
@@ -49,14 +49,28 @@ impl Connections {
         Ok(by_port.entry(origin.port()).or_insert_with(|| self.client(origin.port())).clone())
     }
 
+    /// Looks at what would be connected to.
+    pub(crate) async fn check_addresses(&self, origin: &Origin) -> Result<(), OutboundError> {
+        match literal(origin) {
+            Some(address) => self.policy.check(origin.host(), address),
+            None => {
+                self.guarded(origin.port()).addresses(origin.host().to_owned()).await?;
+                Ok(())
+            }
+        }
+    }
+
+    fn guarded(&self, port: u16) -> Guarded {
+        Guarded { resolve: self.resolve.clone(), policy: self.policy.clone(), port }
+    }
+
     fn tls(&self) -> &Tls {
         self.tls.get_or_init(Tls::of_the_machine)
     }
 
     fn client(&self, port: u16) -> reqwest::Client {
-        let guarded = Guarded { resolve: self.resolve.clone(), policy: self.policy.clone(), port };
         reqwest::Client::builder()
-            .dns_resolver(guarded)
+            .dns_resolver(self.guarded(port))
             .tls_backend_preconfigured(self.tls().config.clone())
             .user_agent(USER_AGENT)
             .redirect(reqwest::redirect::Policy::none())
@@ -73,4 +87,10 @@ impl Connections {
             .build()
             .expect("the TLS configuration is one of rustls and everything else is a constant")
     }
+}
+
+/// The address that an origin has instead of a name.
+fn literal(origin: &Origin) -> Option<SocketAddr> {
+    let address = origin.host().trim_matches(['[', ']']).parse::<IpAddr>().ok()?;
+    Some(SocketAddr::new(address, origin.port()))
 }

@@ -29,6 +29,7 @@ impl Resolve for SystemResolver {
 }
 
 /// Gives out addresses only if all of a name are allowed: one that leads to both sides of the wall is an attack.
+#[derive(Clone)]
 pub(crate) struct Guarded {
     pub(crate) resolve: Arc<dyn Resolve>,
     pub(crate) policy: Arc<AddressPolicy>,
@@ -36,24 +37,26 @@ pub(crate) struct Guarded {
     pub(crate) port: u16,
 }
 
+impl Guarded {
+    /// The addresses of a name, of which every one is allowed.
+    pub(crate) async fn addresses(&self, host: String) -> Result<Vec<SocketAddr>, OutboundError> {
+        let unresolved = |problem: String| OutboundError::Resolve { host: host.clone(), problem };
+        let addresses = self.resolve.resolve(host.clone(), self.port).await;
+        let addresses = addresses.map_err(|error| unresolved(error.to_string()))?;
+        if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
+            let count = addresses.len();
+            return Err(unresolved(format!("it has {count} addresses; 1 to {MAX_ADDRESSES} are used")));
+        }
+        for address in &addresses {
+            self.policy.check(&host, SocketAddr::new(address.ip(), self.port))?;
+        }
+        Ok(addresses)
+    }
+}
+
 impl reqwest::dns::Resolve for Guarded {
     fn resolve(&self, name: Name) -> Resolving {
-        let host = name.as_str().to_owned();
-        let (policy, port) = (self.policy.clone(), self.port);
-        let addresses = self.resolve.resolve(host.clone(), port);
-        Box::pin(async move {
-            let unresolved = |problem: String| OutboundError::Resolve { host: host.clone(), problem };
-            let addresses = addresses.await.map_err(|error| unresolved(error.to_string()))?;
-            if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
-                let count = addresses.len();
-                return Err(
-                    unresolved(format!("it has {count} addresses; 1 to {MAX_ADDRESSES} are used")).into()
-                );
-            }
-            for address in &addresses {
-                policy.check(&host, SocketAddr::new(address.ip(), port))?;
-            }
-            Ok(Box::new(addresses.into_iter()) as Addrs)
-        })
+        let (guarded, host) = (self.clone(), name.as_str().to_owned());
+        Box::pin(async move { Ok(Box::new(guarded.addresses(host).await?.into_iter()) as Addrs) })
     }
 }

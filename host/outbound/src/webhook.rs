@@ -20,6 +20,10 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// The answer says nothing that is used; more than this is not read.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 const MAX_MESSAGE_BYTES: usize = 2 << 20;
+/// Of an answer.
+const MAX_SHOWN_BYTES: usize = 1 << 10;
+/// For a name, before anything is sent.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a receiver checks signatures with.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct WebhookMessage<'a> {
 pub struct WebhookAnswer {
     pub status: u16,
     pub retry_after: Option<String>,
+    /// The beginning of its body; what is no UTF-8 is replaced.
+    pub text: String,
 }
 
 impl WebhookSecret {
@@ -85,6 +91,17 @@ pub fn check_webhook_url(url: &str) -> Result<(), OutboundError> {
 }
 
 impl Client {
+    /// Refuses an address that [`Client::send_webhook`] would not connect to. A name that cannot be resolved now may be
+    /// resolved later, and is not refused.
+    pub async fn check_webhook_address(&self, url: &str) -> Result<(), OutboundError> {
+        let request = Request::new("POST", url)?;
+        let check = tokio::time::timeout(LOOKUP_TIMEOUT, self.check_addresses(request.origin()));
+        match check.await {
+            Ok(Err(error @ OutboundError::AddressDenied { .. })) => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// Sends a message to where its operator wants it, at an address that is allowed. A redirect is not followed.
     pub async fn send_webhook(&self, message: &WebhookMessage<'_>) -> Result<WebhookAnswer, OutboundError> {
         let WebhookMessage { url, secret, id, timestamp_s, body } = *message;
@@ -105,7 +122,10 @@ impl Client {
         let policy = Policy::default().and(everywhere, "the webhooks");
         let response = self.send(request, &policy, &bounds).await?;
         let retry_after = response.headers.get("retry-after").and_then(|value| value.to_str().ok());
-        Ok(WebhookAnswer { status: response.status, retry_after: retry_after.map(str::to_owned) })
+        let retry_after = retry_after.map(str::to_owned);
+        let shown = &response.body[..response.body.len().min(MAX_SHOWN_BYTES)];
+        let text = String::from_utf8_lossy(shown).into_owned();
+        Ok(WebhookAnswer { status: response.status, retry_after, text })
     }
 }
 

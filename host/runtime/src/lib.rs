@@ -65,7 +65,7 @@ pub use clock::Clock;
 pub use error::RuntimeError;
 pub use event::{
     DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
-    SessionTemplate, TopicPattern, WebhookSummary, unix_ms,
+    SessionTemplate, TopicPattern, WebhookState, WebhookSummary, WebhookTest, WebhookTry, unix_ms,
 };
 pub use feed::RunHandle;
 pub use host_tools::ToolGrant;

@@ -20,6 +20,7 @@ async fn with_agent() -> Store {
         configured: false,
         created_at_ms: 1,
         disabled: None,
+        last_try: None,
     };
     store.put_webhook(&webhook).await.unwrap();
     store
@@ -163,4 +164,21 @@ async fn dead_letters_are_kept_longer_than_what_arrived_but_not_for_ever() {
     };
     assert_eq!(publish_many("a", 2 * EVENT_IDS_KEPT_MS).await, 1);
     assert_eq!(publish_many("b", 2 * DEAD_KEPT_MS).await, 0);
+}
+
+#[tokio::test]
+async fn a_webhook_keeps_what_came_of_its_last_try_and_knows_what_is_on_its_way() {
+    let store = with_agent().await;
+    assert!(store.webhook_queues().await.unwrap().is_empty());
+    store.publish(&event("1", vec![webhook(), to("s")]), 10).await.unwrap();
+    store.publish(&event("2", vec![webhook()]), 20).await.unwrap();
+    let queue = store.webhook_queues().await.unwrap().remove(0);
+    assert_eq!((queue.webhook.as_str(), queue.waiting, queue.next_try_at_ms), ("w", 2, 10));
+    let last = WebhookTry { at_ms: 30, status: Some(503), error: Some("it is busy".into()) };
+    store.note_webhook_try("w", &last).await.unwrap();
+    store.note_webhook_try("gone", &last).await.unwrap();
+    let row = store.webhooks().await.unwrap().remove(0);
+    assert_eq!(row.last_try, Some(last));
+    store.put_webhook(&WebhookRow { last_try: None, ..row.clone() }).await.unwrap();
+    assert_eq!(store.webhooks().await.unwrap(), [row], "a restart with the same configuration keeps it");
 }

@@ -75,4 +75,4 @@ pub use sqlite::{Durability, Store};
 pub use standing::{COMMIT_TIME, DiskUse, OpenWork};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
-pub use webhooks::WebhookRow;
+pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};

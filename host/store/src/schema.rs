@@ -344,6 +344,12 @@ const STEPS: &[&str] = &[
         filler BLOB NOT NULL
     );
 ",
+    // What came of the last try of a webhook.
+    "
+    ALTER TABLE webhooks ADD COLUMN tried_at_ms INTEGER;
+    ALTER TABLE webhooks ADD COLUMN last_status INTEGER;
+    ALTER TABLE webhooks ADD COLUMN last_error TEXT;
+",
 ];
 
 /// Brings a database to the schema that this build knows.

@@ -17,10 +17,33 @@ pub struct WebhookRow {
     pub created_at_ms: u64,
     /// Why nothing is sent to it any more.
     pub disabled: Option<String>,
+    /// What came of the last try, as [`Store::note_webhook_try`] has stored it.
+    pub last_try: Option<WebhookTry>,
+}
+
+/// What came of sending something to a webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookTry {
+    pub at_ms: u64,
+    /// Of the HTTP answer, if there was one.
+    pub status: Option<u16>,
+    /// `None`: it was taken.
+    pub error: Option<String>,
+}
+
+/// What is on its way to a webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookQueue {
+    pub webhook: String,
+    /// Events that wait or are being sent.
+    pub waiting: u64,
+    /// When the next one is tried.
+    pub next_try_at_ms: u64,
 }
 
 impl Store {
-    /// Adds a webhook, or puts it in the place of the one with its id, which keeps the deliveries on their way to it.
+    /// Adds a webhook, or puts it in the place of the one with its id, which keeps its last try and the deliveries on their
+    /// way to it.
     pub async fn put_webhook(&self, webhook: &WebhookRow) -> Result<(), StoreError> {
         self.write(webhook.clone(), |connection, webhook| Box::pin(put(connection, webhook))).await
     }
@@ -28,13 +51,49 @@ impl Store {
     /// All of them, the oldest first.
     pub async fn webhooks(&self) -> Result<Vec<WebhookRow>, StoreError> {
         let rows = query(
-            "SELECT id, url, topics, secret, configured, created_at_ms, disabled FROM webhooks
-             ORDER BY created_at_ms, id",
+            "SELECT id, url, topics, secret, configured, created_at_ms, disabled, tried_at_ms, last_status, last_error
+             FROM webhooks ORDER BY created_at_ms, id",
         )
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed webhooks"))?;
         Ok(rows::readable(&rows, "webhook", webhook_row))
+    }
+
+    /// Stores what came of the last try; of a webhook that is gone, nothing.
+    pub async fn note_webhook_try(&self, id: &str, last: &WebhookTry) -> Result<(), StoreError> {
+        self.write((id.to_owned(), last.clone()), |connection, (id, last)| {
+            Box::pin(async move {
+                let WebhookTry { at_ms, status, error } = last;
+                query("UPDATE webhooks SET tried_at_ms = ?2, last_status = ?3, last_error = ?4 WHERE id = ?1")
+                    .bind(id)
+                    .bind(*at_ms as i64)
+                    .bind(status)
+                    .bind(error)
+                    .execute(connection)
+                    .await
+                    .map(drop)
+                    .map_err(StoreError::while_it("noted what came of a webhook"))
+            })
+        })
+        .await
+    }
+
+    /// Of the webhooks to which something is on its way.
+    pub async fn webhook_queues(&self) -> Result<Vec<WebhookQueue>, StoreError> {
+        let rows = query(
+            "SELECT webhook, COUNT(*), MIN(wake_ms) FROM deliveries WHERE webhook IS NOT NULL AND state IN (0, 1)
+             GROUP BY webhook",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("counted what is on its way to webhooks"))?;
+        let queue = |row: &sqlx::sqlite::SqliteRow| WebhookQueue {
+            webhook: row.get(0),
+            waiting: row.get::<i64, _>(1) as u64,
+            next_try_at_ms: row.get::<i64, _>(2) as u64,
+        };
+        Ok(rows.iter().map(queue).collect())
     }
 
     /// Removes a webhook with all deliveries to it. Whether it was there.
@@ -54,7 +113,8 @@ impl Store {
 }
 
 async fn put(connection: &mut SqliteConnection, webhook: &WebhookRow) -> Result<(), StoreError> {
-    let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled } = webhook;
+    let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled, last_try: _ } =
+        webhook;
     query(
         "INSERT INTO webhooks (id, url, topics, secret, configured, created_at_ms, disabled)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
@@ -82,5 +142,11 @@ fn webhook_row(row: &SqliteRow) -> Result<WebhookRow, sqlx::Error> {
         configured: row.try_get(4)?,
         created_at_ms: row.try_get::<i64, _>(5)? as u64,
         disabled: row.try_get(6)?,
+        last_try: match row.try_get::<Option<i64>, _>(7)? {
+            Some(at_ms) => {
+                Some(WebhookTry { at_ms: at_ms as u64, status: row.try_get(8)?, error: row.try_get(9)? })
+            }
+            None => None,
+        },
     })
 }

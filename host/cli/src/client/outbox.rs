@@ -55,9 +55,36 @@ pub struct Webhook {
     pub configured: bool,
     pub created_at_ms: u64,
     pub disabled: Option<String>,
+    pub last_try: Option<WebhookTry>,
+    /// Events on their way to it; only in a list.
+    #[serde(default)]
+    pub waiting: u64,
+    #[serde(default)]
+    pub next_try_at_ms: Option<u64>,
     /// In the answer that adds it, and in no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
+}
+
+/// What came of the last time that something was sent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WebhookTry {
+    pub at_ms: u64,
+    pub status: Option<u16>,
+    pub error: Option<String>,
+}
+
+/// What came of a test event.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WebhookTest {
+    pub webhook: String,
+    pub event_id: String,
+    pub delivered: bool,
+    pub status: Option<u16>,
+    pub error: Option<String>,
+    /// The beginning of the answer's body.
+    pub answer: String,
+    pub took_ms: u64,
 }
 
 /// A delivery that failed for good.
@@ -128,6 +155,10 @@ impl Client {
 
     pub async fn remove_webhook(&self, id: &str) -> Result<()> {
         self.answer(self.request(Method::DELETE, &["v1", "webhooks", id])?).await.map(drop)
+    }
+
+    pub async fn test_webhook(&self, id: &str) -> Result<WebhookTest> {
+        self.json(self.request(Method::POST, &["v1", "webhooks", id, "test"])?).await
     }
 
     /// The newest ones.

@@ -1,6 +1,8 @@
-//! `skep webhook`: add, list, remove, dead-letters, redeliver.
+//! `skep webhook`: add, list, test, remove, dead-letters, redeliver.
 
-use anyhow::Result;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail};
 
 use super::{HostArgs, out};
 
@@ -9,6 +11,7 @@ use super::{HostArgs, out};
 pub enum Command {
     Add(AddArgs),
     List(ListArgs),
+    Test(TestArgs),
     Remove(RemoveArgs),
     DeadLetters(DeadLettersArgs),
     Redeliver(RedeliverArgs),
@@ -39,13 +42,31 @@ pub struct AddArgs {
     host: HostArgs,
 }
 
-/// List the webhooks
+/// List the webhooks: what came of the last try, what waits, and when it is tried next
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook list
   skep webhook list --json | jq -r '.[].id'")]
 pub struct ListArgs {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// Send a webhook one signed test event now, and print what comes back
+///
+/// Its topic is skep.webhook.test. It is not tried again, and the exit code says whether it was taken.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep webhook test wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f
+  skep webhook test wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --json | jq .status")]
+pub struct TestArgs {
+    /// As `skep webhook list` shows it
+    id: String,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -98,6 +119,7 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Add(args) => add(args).await,
         Command::List(args) => list(args).await,
+        Command::Test(args) => test(args).await,
         Command::Remove(RemoveArgs { id, host }) => {
             host.client()?.remove_webhook(&id).await?;
             out::line(&format!("{id} is removed"))
@@ -132,15 +154,55 @@ async fn list(args: ListArgs) -> Result<()> {
     let rows: Vec<_> = webhooks
         .into_iter()
         .map(|webhook| {
-            let state = match (webhook.disabled, webhook.configured) {
-                (Some(why), _) => format!("disabled: {why}"),
-                (None, true) => "of skep.toml".to_owned(),
-                (None, false) => String::new(),
+            let last = match &webhook.last_try {
+                None => "never".to_owned(),
+                Some(last) => {
+                    let status =
+                        last.status.map_or_else(|| "no answer".to_owned(), |status| format!("HTTP {status}"));
+                    format!("{status}, {}", out::ago(last.at_ms))
+                }
             };
-            [webhook.id, webhook.url, webhook.topics.join(", "), state]
+            let next = webhook
+                .next_try_at_ms
+                .map_or_else(String::new, |at_ms| format!("{} waiting, {}", webhook.waiting, until(at_ms)));
+            let state =
+                match (webhook.disabled, webhook.last_try.and_then(|last| last.error), webhook.configured) {
+                    (Some(why), _, _) => format!("disabled: {why}"),
+                    (None, Some(error), _) => error,
+                    (None, None, true) => "of skep.toml".to_owned(),
+                    (None, None, false) => String::new(),
+                };
+            [webhook.id, webhook.url, webhook.topics.join(", "), last, next, state]
         })
         .collect();
-    out::table(["ID", "URL", "TOPICS", ""], &rows)
+    out::table(["ID", "URL", "TOPICS", "LAST", "NEXT", ""], &rows)
+}
+
+/// When something is to happen.
+fn until(at_ms: u64) -> String {
+    let left = (UNIX_EPOCH + Duration::from_millis(at_ms)).duration_since(SystemTime::now());
+    match left.unwrap_or_default().as_secs() {
+        0 => "now".to_owned(),
+        seconds @ 1..120 => format!("in {seconds} s"),
+        seconds @ 120..7_200 => format!("in {} min", seconds / 60),
+        seconds => format!("in {} h", seconds / 3_600),
+    }
+}
+
+async fn test(args: TestArgs) -> Result<()> {
+    let test = args.host.client()?.test_webhook(&args.id).await?;
+    if args.json {
+        out::json(&test)?;
+    } else if let Some(status) = test.status {
+        out::line(&format!("{} answered HTTP {status} in {} ms", test.webhook, test.took_ms))?;
+        if !test.answer.trim().is_empty() {
+            out::line(test.answer.trim_end())?;
+        }
+    }
+    match test.error {
+        None => Ok(()),
+        Some(error) => bail!("the test event was not taken: {error}"),
+    }
 }
 
 async fn dead_letters(args: DeadLettersArgs) -> Result<()> {

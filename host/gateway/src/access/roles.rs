@@ -35,6 +35,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/webhooks", Admin),
     (Method::POST, "/v1/webhooks", Admin),
     (Method::DELETE, "/v1/webhooks/{webhook}", Admin),
+    (Method::POST, "/v1/webhooks/{webhook}/test", Admin),
     (Method::GET, "/v1/webhooks/dead-letters", Admin),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
     (Method::GET, "/v1/mcp", Admin),

@@ -9,7 +9,9 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use skep_runtime::{DeadLetter, DeadLetterTarget, NewWebhook, TopicPattern, WebhookSummary};
+use skep_runtime::{
+    DeadLetter, DeadLetterTarget, NewWebhook, TopicPattern, WebhookState, WebhookSummary, WebhookTest,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,9 +44,28 @@ pub(crate) async fn add(
     Ok((StatusCode::CREATED, Extension(details), Json(value)))
 }
 
-pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
-    let webhooks: Vec<Value> = gateway.host.webhooks().iter().map(webhook_json).collect();
-    Json(json!({"object": "list", "data": webhooks, "has_more": false}))
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
+    let webhooks = gateway.host.webhook_states().await?;
+    let webhooks: Vec<Value> = webhooks.iter().map(webhook_state_json).collect();
+    Ok(Json(json!({"object": "list", "data": webhooks, "has_more": false})))
+}
+
+/// Sends one test event and says what came back, whatever it is.
+pub(crate) async fn test(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let WebhookTest { event_id, status, error, answer, took_ms } = gateway.host.test_webhook(&id).await?;
+    Ok(Json(json!({
+        "object": "webhook_test",
+        "webhook": id,
+        "event_id": event_id,
+        "delivered": error.is_none(),
+        "status": status,
+        "error": error,
+        "answer": answer,
+        "took_ms": took_ms,
+    })))
 }
 
 pub(crate) async fn remove(
@@ -83,7 +104,17 @@ fn webhook_json(webhook: &WebhookSummary) -> Value {
         "configured": webhook.is_configured,
         "created_at_ms": webhook.created_at_ms,
         "disabled": webhook.disabled,
+        "last_try": webhook.last_try.as_ref().map(|last| {
+            json!({"at_ms": last.at_ms, "status": last.status, "error": last.error})
+        }),
     })
+}
+
+fn webhook_state_json(state: &WebhookState) -> Value {
+    let mut value = webhook_json(&state.webhook);
+    value["waiting"] = json!(state.waiting);
+    value["next_try_at_ms"] = json!(state.next_try_at_ms);
+    value
 }
 
 fn dead_letter_json(dead: &DeadLetter) -> Value {

@@ -59,6 +59,16 @@ async fn a_webhook_is_added_listed_without_its_secret_and_removed() {
     let listed = server.get("/v1/webhooks").await.json();
     assert_eq!(listed["data"][0]["topics"], json!(["order.*"]));
     assert!(listed["data"][0].get("secret").is_none());
+    let stands = |key: &str| listed["data"][0][key].clone();
+    assert_eq!(
+        (stands("last_try"), stands("waiting"), stands("next_try_at_ms")),
+        (json!(null), json!(0), json!(null))
+    );
+    assert_eq!(server.post("/v1/webhooks/wh_none/test", &json!(null)).await.status, 404);
+    let private =
+        server.post("/v1/webhooks", &json!({"url": "http://127.0.0.1/hook", "topics": ["*"]})).await;
+    assert_eq!((private.status.as_u16(), private.error()["code"].clone()), (400, json!("invalid_webhook")));
+    assert!(private.text.contains("allow_private"), "{}", private.text);
     let path = format!("/v1/webhooks/{}", added.json()["id"].as_str().unwrap());
     let remove = async || server.send(Request::delete(&path).body(Body::empty()).unwrap()).await.status;
     assert_eq!(remove().await, 204);

@@ -1,7 +1,7 @@
 //! Webhooks and dead letters as the operator sees them.
 
 use super::AgentHost;
-use crate::{DeadLetter, NewWebhook, RuntimeError, WebhookSummary};
+use crate::{DeadLetter, NewWebhook, RuntimeError, WebhookState, WebhookSummary, WebhookTest};
 use skep_store::DeliveryKey;
 
 const MAX_PAGE: u32 = 1_000;
@@ -17,6 +17,16 @@ impl AgentHost {
     /// By id, and so the oldest first.
     pub fn webhooks(&self) -> Vec<WebhookSummary> {
         self.inner.services.webhooks.list()
+    }
+
+    /// As [`AgentHost::webhooks`], with what is on its way to each.
+    pub async fn webhook_states(&self) -> Result<Vec<WebhookState>, RuntimeError> {
+        Ok(self.inner.services.webhooks.states().await?)
+    }
+
+    /// Sends a webhook one test event, now and once.
+    pub async fn test_webhook(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
+        self.inner.services.webhooks.test(id).await
     }
 
     /// Removes a webhook, with what is on its way to it.

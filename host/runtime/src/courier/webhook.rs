@@ -7,7 +7,7 @@ use crate::{
 };
 use jiff::{Timestamp, fmt::rfc2822};
 use skep_outbound::WebhookMessage;
-use skep_store::{Delivery, Target};
+use skep_store::{Delivery, StoreError, Target, WebhookTry};
 use std::sync::Arc;
 
 /// How often an event is sent before it is a dead letter; with the waits below, over some five hours.
@@ -24,15 +24,18 @@ pub(super) struct WebhookDelivery {
 }
 
 enum Verdict {
-    Done,
-    /// After this, if the receiver said so.
+    /// With this HTTP status.
+    Done(u16),
     Failed {
+        /// Of the HTTP answer, if there was one.
+        status: Option<u16>,
         error: String,
+        /// After this, if the receiver said so.
         retry_after_ms: Option<u64>,
     },
     /// Nothing is to be sent there any more.
     Gone(Arc<Webhook>),
-    /// It was disabled meanwhile.
+    /// It was disabled meanwhile, and nothing was sent.
     Disabled(String),
 }
 
@@ -45,11 +48,11 @@ impl WebhookDelivery {
             Some(why) => Verdict::Disabled(why.clone()),
             None => self.send(webhook).await,
         };
-        self.note(verdict).await;
+        self.note(id, verdict).await;
     }
 
     async fn send(&self, webhook: Arc<Webhook>) -> Verdict {
-        let failed = |error: String| Verdict::Failed { error, retry_after_ms: None };
+        let failed = |error: String| Verdict::Failed { status: None, error, retry_after_ms: None };
         let body = match message(&self.row) {
             Ok(body) => body,
             Err(error) => return failed(error),
@@ -71,25 +74,30 @@ impl WebhookDelivery {
             Err(error) => return failed(error.to_string()),
         };
         match answer.status {
-            200..=299 => Verdict::Done,
+            status @ 200..=299 => Verdict::Done(status),
             GONE => Verdict::Gone(webhook),
             status => Verdict::Failed {
+                status: Some(status),
                 error: format!("{} answered HTTP {status}", webhook.summary.url),
                 retry_after_ms: answer.retry_after.and_then(|value| retry_after_ms(&value, now_ms)),
             },
         }
     }
 
-    async fn note(&self, verdict: Verdict) {
+    async fn note(&self, id: &str, verdict: Verdict) {
         let Delivery { key, attempt, topic, event_id: event, .. } = &self.row;
         let (services, store) = (&self.services, &self.services.store);
+        // It is shown to people, and holds up nothing.
+        if let Err(error) = self.note_try(id, &verdict).await {
+            tracing::warn!(webhook = id, "the last try of a webhook cannot be stored: {error}");
+        }
         match verdict {
-            Verdict::Done => {
+            Verdict::Done(_) => {
                 count("webhook", "ok");
                 let finish = || store.finish_delivery(*key);
                 stored(services, "the end of an event for a webhook", finish).await;
             }
-            Verdict::Failed { error, retry_after_ms } if *attempt < TRIES => {
+            Verdict::Failed { error, retry_after_ms, .. } if *attempt < TRIES => {
                 count("webhook", "retried");
                 let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
                 let wake_ms = services.clock.now_ms() + wait_ms;
@@ -98,14 +106,21 @@ impl WebhookDelivery {
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
-                tracing::warn!(topic, event, "an event for a webhook is given up: {error}");
+                tracing::warn!(
+                    webhook = id,
+                    topic,
+                    event,
+                    "an event for a webhook is given up after {attempt} tries; `skep webhook redeliver {}` tries it \
+                     again: {error}",
+                    key.0
+                );
                 let bury = || store.bury_delivery(*key, &error);
                 stored(services, "the end of an event for a webhook", bury).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
-                let why = format!("{} answered HTTP {GONE}: it is gone for good", webhook.summary.url);
-                tracing::warn!(webhook = webhook.summary.id, "a webhook is disabled: {why}");
+                let why = gone(&webhook);
+                tracing::warn!(webhook = id, "a webhook is disabled: {why}");
                 if let Err(error) = services.webhooks.disable(&services.outbox.router, &webhook, &why).await {
                     tracing::error!("the webhook cannot be disabled: {error}");
                 }
@@ -114,6 +129,35 @@ impl WebhookDelivery {
             }
         }
     }
+
+    /// Keeps what came of the try, and says in the log when a webhook begins to fail and when it is well again.
+    async fn note_try(&self, id: &str, verdict: &Verdict) -> Result<(), StoreError> {
+        let (status, error) = match verdict {
+            Verdict::Done(status) => (Some(*status), None),
+            Verdict::Failed { status, error, .. } => (*status, Some(error.clone())),
+            Verdict::Gone(webhook) => (Some(GONE), Some(gone(webhook))),
+            Verdict::Disabled(_) => return Ok(()),
+        };
+        let webhooks = &self.services.webhooks;
+        let last = WebhookTry { at_ms: self.services.clock.now_ms(), status, error: error.clone() };
+        let before = webhooks.note_try(id, last).await?;
+        let was_well = before.is_none_or(|before| before.error.is_none());
+        match error {
+            Some(error) if was_well => tracing::warn!(
+                webhook = id,
+                topic = self.row.topic,
+                event = self.row.event_id,
+                "a webhook fails; events for it are tried {TRIES} times over some hours: {error}"
+            ),
+            None if !was_well => tracing::info!(webhook = id, "a webhook takes events again"),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn gone(webhook: &Webhook) -> String {
+    format!("{} answered HTTP {GONE}: it is gone for good", webhook.summary.url)
 }
 
 /// Seconds, or a date.

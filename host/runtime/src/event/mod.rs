@@ -10,14 +10,17 @@ mod summary;
 pub(crate) mod topic;
 pub(crate) mod turn_events;
 pub(crate) mod webhook;
+mod webhook_test;
 
 pub(crate) use outbox::Outbox;
 pub(crate) use router::EventRouter;
 pub use session_template::SessionTemplate;
+pub use skep_store::WebhookTry;
 pub use summary::EventSummary;
 pub use topic::TopicPattern;
 pub(crate) use webhook::Webhooks;
-pub use webhook::{DeadLetter, DeadLetterTarget, NewWebhook, WebhookSummary};
+pub use webhook::{DeadLetter, DeadLetterTarget, NewWebhook, WebhookState, WebhookSummary};
+pub use webhook_test::WebhookTest;
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,10 @@
 //! `skep.turn.done` and `skep.turn.failed`: what the end of a turn tells those who asked for it.
 
 use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
-use crate::{Invocation, Origin, Outcome, RuntimeError, access::plain_session};
+use crate::{
+    Invocation, Origin, Outcome, RuntimeError,
+    access::{plain_session, tenant_of},
+};
 use serde_json::{Value, json};
 use skep_store::{DeliveryKey, NewEvent, Occasion};
 
@@ -66,7 +69,8 @@ impl TurnEnding {
             return None;
         }
         let mut told = json!({
-            "agent": self.agent, "session": plain_session(&self.session), "turn_id": self.turn_id, "turn": outcome.turn,
+            "tenant": tenant_of(&self.session), "agent": self.agent, "session": plain_session(&self.session),
+            "turn_id": self.turn_id, "turn": outcome.turn,
             "usage": {
                 "prompt_tokens": outcome.usage.prompt_tokens,
                 "completion_tokens": outcome.usage.completion_tokens,
@@ -87,7 +91,8 @@ impl TurnEnding {
         }
         let message: String = error.to_string().chars().take(MAX_MESSAGE_CHARS).collect();
         let told = json!({
-            "agent": self.agent, "session": plain_session(&self.session), "turn_id": self.turn_id,
+            "tenant": tenant_of(&self.session), "agent": self.agent, "session": plain_session(&self.session),
+            "turn_id": self.turn_id,
             "error": {"code": error.code(), "message": message},
         });
         self.event(outbox, FAILED, &told, at_ms)

@@ -6,7 +6,7 @@ use rand::RngExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use skep_outbound::{WebhookSecret, check_webhook_url};
-use skep_store::{Delivery, Store, Target, WebhookRow};
+use skep_store::{Delivery, Store, StoreError, Target, WebhookRow, WebhookTry};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -51,6 +51,16 @@ pub struct WebhookSummary {
     pub created_at_ms: u64,
     /// Why nothing is sent to it any more.
     pub disabled: Option<String>,
+    pub last_try: Option<WebhookTry>,
+}
+
+/// A webhook, and how it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookState {
+    pub webhook: WebhookSummary,
+    /// Events on their way to it.
+    pub waiting: u64,
+    pub next_try_at_ms: Option<u64>,
 }
 
 /// A delivery that failed for good.
@@ -85,8 +95,8 @@ pub(crate) struct Webhook {
 /// All webhooks of the host. What is in here is what the store has.
 pub(crate) struct Webhooks {
     store: Store,
-    clock: Clock,
-    egress: Arc<Egress>,
+    pub(super) clock: Clock,
+    pub(super) egress: Arc<Egress>,
     by_id: RwLock<BTreeMap<String, Arc<Webhook>>>,
 }
 
@@ -117,12 +127,15 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Adds a webhook. Its secret is told once, here.
+    /// Adds a webhook, unless nothing could ever be sent to its address. Its secret is told once, here.
     pub(crate) async fn add(
         &self,
         router: &EventRouter,
         webhook: NewWebhook,
     ) -> Result<(WebhookSummary, String), RuntimeError> {
+        webhook.check()?;
+        let allowed = self.egress.client.check_webhook_address(&webhook.url).await;
+        allowed.map_err(|error| RuntimeError::InvalidWebhook { message: error.to_string() })?;
         let id = format!("wh_{}", uuid::Uuid::now_v7().simple());
         self.put(router, id, webhook, false).await
     }
@@ -134,6 +147,44 @@ impl Webhooks {
 
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Webhook>> {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    /// All of them, with what is on its way to each.
+    pub(crate) async fn states(&self) -> Result<Vec<WebhookState>, StoreError> {
+        let queues = self.store.webhook_queues().await?;
+        let state = |webhook: WebhookSummary| {
+            let queue = queues.iter().find(|queue| queue.webhook == webhook.id);
+            WebhookState {
+                waiting: queue.map_or(0, |queue| queue.waiting),
+                next_try_at_ms: queue.map(|queue| queue.next_try_at_ms),
+                webhook,
+            }
+        };
+        Ok(self.list().into_iter().map(state).collect())
+    }
+
+    /// Notes what came of a try, and gives back what came of the one before. It is stored when it is something else than
+    /// before, so that a webhook that is well costs no writes.
+    pub(crate) async fn note_try(
+        &self,
+        id: &str,
+        last: WebhookTry,
+    ) -> Result<Option<WebhookTry>, StoreError> {
+        let before = {
+            let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+            let Some(webhook) = by_id.get_mut(id) else { return Ok(None) };
+            let mut summary = webhook.summary.clone();
+            let before = summary.last_try.replace(last.clone());
+            *webhook = Arc::new(Webhook { summary, sealed_secret: webhook.sealed_secret.clone() });
+            before
+        };
+        let is_same = before
+            .as_ref()
+            .is_some_and(|before| (before.status, &before.error) == (last.status, &last.error));
+        if !is_same {
+            self.store.note_webhook_try(id, &last).await?;
+        }
+        Ok(before)
     }
 
     /// What messages to it are signed with.
@@ -167,7 +218,10 @@ impl Webhooks {
         why: &str,
     ) -> Result<(), RuntimeError> {
         let disabled = Some(why.to_owned());
-        let summary = WebhookSummary { disabled, ..webhook.summary.clone() };
+        // As it is now: what came of this try has been noted.
+        let known =
+            self.get(&webhook.summary.id).map_or_else(|| webhook.summary.clone(), |now| now.summary.clone());
+        let summary = WebhookSummary { disabled, ..known };
         let row = row(&summary, webhook.sealed_secret.clone());
         self.store.put_webhook(&row).await?;
         self.enter(router, row)
@@ -192,12 +246,13 @@ impl Webhooks {
         };
         router.check_room(None, 1)?;
         let summary = WebhookSummary {
-            id,
             url,
             topics,
             is_configured,
             created_at_ms: self.clock.now_ms(),
             disabled: None,
+            last_try: self.stored_try(&id).await?,
+            id,
         };
         let vault = &self.egress.vault;
         let sealed = vault.seal_for_webhook(&summary.id, &secret.reveal(), is_configured).await?;
@@ -205,6 +260,12 @@ impl Webhooks {
         self.store.put_webhook(&row).await?;
         self.enter(router, row)?;
         Ok((summary, secret.reveal()))
+    }
+
+    /// Of a webhook of the configuration, which is put in its own place at each start.
+    async fn stored_try(&self, id: &str) -> Result<Option<WebhookTry>, StoreError> {
+        let known = self.store.webhooks().await?.into_iter().find(|row| row.id == id);
+        Ok(known.and_then(|row| row.last_try))
     }
 
     fn enter(&self, router: &EventRouter, row: WebhookRow) -> Result<(), RuntimeError> {
@@ -224,6 +285,7 @@ impl Webhooks {
             is_configured: row.configured,
             created_at_ms: row.created_at_ms,
             disabled: row.disabled,
+            last_try: row.last_try,
         };
         let webhook = Arc::new(Webhook { summary, sealed_secret: row.sealed_secret });
         self.by_id.write().unwrap_or_else(PoisonError::into_inner).insert(row.id, webhook);
@@ -246,19 +308,21 @@ pub(crate) fn message_id(delivery: &Delivery) -> String {
 pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
     let data = delivery.data.as_deref().map(serde_json::from_slice::<Value>).transpose();
     let data = data.map_err(|error| format!("the data of the event is unreadable: {error}"))?;
-    let at = jiff::Timestamp::from_millisecond(delivery.at_ms.cast_signed()).unwrap_or_default();
-    let message = json!({
-        "type": delivery.topic,
-        "timestamp": at.to_string(),
-        "id": delivery.event_id,
-        "source": delivery.source,
-        "data": data,
-    });
-    Ok(message.to_string().into_bytes())
+    let Delivery { topic, at_ms, event_id, source, .. } = delivery;
+    Ok(envelope(topic, *at_ms, event_id, source, &json!(data)))
+}
+
+/// An event as webhooks are sent it.
+pub(super) fn envelope(topic: &str, at_ms: u64, id: &str, source: &str, data: &Value) -> Vec<u8> {
+    let at = jiff::Timestamp::from_millisecond(at_ms.cast_signed()).unwrap_or_default();
+    let message =
+        json!({"type": topic, "timestamp": at.to_string(), "id": id, "source": source, "data": data});
+    message.to_string().into_bytes()
 }
 
 fn row(summary: &WebhookSummary, sealed_secret: String) -> WebhookRow {
-    let WebhookSummary { id, url, topics, is_configured, created_at_ms, disabled } = summary.clone();
+    let WebhookSummary { id, url, topics, is_configured, created_at_ms, disabled, last_try } =
+        summary.clone();
     let topics: Vec<&str> = topics.iter().map(TopicPattern::as_str).collect();
     WebhookRow {
         id,
@@ -268,6 +332,7 @@ fn row(summary: &WebhookSummary, sealed_secret: String) -> WebhookRow {
         configured: is_configured,
         created_at_ms,
         disabled,
+        last_try,
     }
 }
 

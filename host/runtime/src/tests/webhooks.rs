@@ -1,12 +1,12 @@
 //! Webhooks against a real receiver, which checks signatures and answers as the test wants.
 
 use super::{
-    fixture::{Host, until},
+    fixture::{Host, invocation, until},
     receiver::Receiver,
     store_faults::now_and_then,
     waker::waker,
 };
-use crate::{Clock, DeadLetterTarget, Event, NewWebhook, RuntimeOptions, TopicPattern};
+use crate::{Clock, DeadLetterTarget, Event, Invocation, NewWebhook, RuntimeOptions, TopicPattern};
 use serde_json::json;
 use skep_outbound::AddressPolicy;
 use skep_store::Moment;
@@ -145,8 +145,10 @@ async fn an_address_that_is_gone_gets_nothing_more() {
 async fn an_address_that_is_not_public_is_not_connected_to() {
     let receiver = Receiver::answering([]).await;
     let clock = Clock::at(1_800_000_000_000);
-    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }).await;
-    host.agents.add_webhook(to(receiver.url(), "*")).await.expect("added");
+    // One of the configuration is only tried: its name may lead elsewhere tomorrow.
+    let webhooks = vec![to(receiver.url(), "*")];
+    let host =
+        Host::with(RuntimeOptions { clock: clock.clone(), webhooks, ..RuntimeOptions::default() }).await;
     publish(&host, "1").await;
     let dead = until(async || {
         clock.advance(4_000_000);
@@ -154,6 +156,15 @@ async fn an_address_that_is_not_public_is_not_connected_to() {
     })
     .await;
     assert!(dead.error.contains("loopback"), "{}", dead.error);
+    let port = receiver.url().rsplit(':').next().expect("a port").to_owned();
+    for refused in
+        [receiver.url(), format!("http://localhost:{port}"), "http://169.254.169.254/latest".to_owned()]
+    {
+        let error = host.agents.add_webhook(to(refused.clone(), "*")).await.expect_err(&refused);
+        assert_eq!(error.code(), "invalid_webhook");
+        assert!(error.to_string().contains("allow_private = ["), "{error}");
+    }
+    assert_eq!(host.agents.webhooks().len(), 1);
     assert_eq!(receiver.count(), 0);
 }
 
@@ -181,6 +192,12 @@ async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_s
     told.verify(&secret);
     let told = told.json();
     assert_eq!((&told["type"], &told["data"]["agent"]), (&json!("skep.turn.done"), &json!("w")));
+    assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("local"), &json!("s")));
+    let of_tenant = Invocation { principal: "acme".into(), ..invocation("w", "acme/s", "n") };
+    let handle = host.agents.invoke(of_tenant).await.expect("taken");
+    handle.outcome().await.expect("the turn goes well");
+    let told = receiver.received(2).await.remove(1).json();
+    assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("acme"), &json!("s")));
     let host = host.restart_with(options).await;
     assert_eq!(host.agents.webhooks().len(), 1, "it is not in the file any more");
     host.agents.remove_webhook(&added.id).await.expect("it is there");
@@ -201,4 +218,60 @@ async fn what_cannot_be_a_webhook_is_refused() {
         let error = host.agents.add_webhook(refused).await.expect_err(why);
         assert!(error.code() == "invalid_webhook" && error.to_string().contains(why), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_webhook_shows_what_came_of_its_last_try_and_when_the_next_one_is() {
+    let receiver = Receiver::answering(["503", "204"]).await;
+    let (host, clock) = start(&receiver).await;
+    let (added, _) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
+    let state = async || host.agents.webhook_states().await.expect("read").remove(0);
+    let fresh = state().await;
+    assert_eq!((fresh.webhook.last_try, fresh.waiting, fresh.next_try_at_ms), (None, 0, None));
+    publish(&host, "1").await;
+    let failed = until(async || Some(state().await).filter(|state| state.webhook.last_try.is_some())).await;
+    let last = failed.webhook.last_try.expect("it was just there");
+    assert_eq!((last.status, last.at_ms), (Some(503), 1_800_000_000_000));
+    assert!(last.error.expect("it failed").contains("answered HTTP 503"));
+    let waiting =
+        until(async || Some(state().await).filter(|state| state.next_try_at_ms > Some(1_800_000_000_000)))
+            .await;
+    // After two seconds, and a little more for some.
+    let next_ms = waiting.next_try_at_ms.expect("it is to be tried again");
+    assert!(waiting.waiting == 1 && (1_800_000_001_000..1_800_000_004_000).contains(&next_ms), "{next_ms}");
+    let stored = host.store().webhooks().await.expect("read").remove(0);
+    assert_eq!(stored.last_try.and_then(|last| last.status), Some(503), "a restart shows it, too");
+    until(async || {
+        clock.advance(10_000);
+        let last = state().await.webhook.last_try.expect("it was tried");
+        (last.status == Some(204) && last.error.is_none()).then_some(())
+    })
+    .await;
+    until(async || (state().await.waiting == 0).then_some(())).await;
+    assert_eq!(state().await.webhook.id, added.id);
+}
+
+#[tokio::test]
+async fn a_test_event_is_signed_sent_once_and_tells_what_came_back() {
+    let receiver = Receiver::answering(["200", "500", "410"]).await;
+    let (host, _clock) = start(&receiver).await;
+    let (webhook, secret) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
+    let taken = host.agents.test_webhook(&webhook.id).await.expect("sent");
+    assert_eq!((taken.status, &taken.error), (Some(200), &None));
+    let told = receiver.received(1).await.remove(0);
+    told.verify(&secret);
+    assert_eq!(told.header("webhook-id"), taken.event_id);
+    let told = told.json();
+    assert_eq!((&told["type"], &told["id"]), (&json!("skep.webhook.test"), &json!(taken.event_id)));
+    assert_eq!(told["data"], json!({"webhook": webhook.id}));
+    for status in [500, 410] {
+        let refused = host.agents.test_webhook(&webhook.id).await.expect("sent");
+        assert_eq!(refused.status, Some(status));
+        assert!(refused.error.expect("it was refused").contains(&format!("HTTP {status}")));
+        assert_eq!(host.agents.webhooks()[0].last_try.as_ref().and_then(|last| last.status), Some(status));
+    }
+    assert_eq!(host.agents.webhooks()[0].disabled, None, "a test disables nothing");
+    assert_eq!(receiver.count(), 3, "each was sent once");
+    assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
+    assert_eq!(host.agents.test_webhook("wh_none").await.expect_err("none").code(), "webhook_not_found");
 }

@@ -1,0 +1,60 @@
+//! One event to a webhook, now, to see what comes back.
+//!
+//! It is signed as every other, goes to the same address under the same policy, and is not tried again.
+
+use super::{
+    HOST_SOURCE,
+    webhook::{Webhooks, envelope},
+};
+use crate::RuntimeError;
+use serde_json::json;
+use skep_outbound::WebhookMessage;
+use skep_store::WebhookTry;
+use std::time::Instant;
+
+const TOPIC: &str = "skep.webhook.test";
+
+/// What came of a test event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookTest {
+    pub event_id: String,
+    /// Of the HTTP answer, if there was one.
+    pub status: Option<u16>,
+    /// `None`: it was taken.
+    pub error: Option<String>,
+    /// The beginning of the answer's body.
+    pub answer: String,
+    pub took_ms: u64,
+}
+
+impl Webhooks {
+    /// Also to one that is disabled, which stays so.
+    pub(crate) async fn test(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
+        let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
+        let webhook = self.get(id).ok_or_else(not_found)?;
+        let secret = self.secret(&webhook).await?;
+        let (event_id, now_ms) = (format!("test-{}", uuid::Uuid::now_v7().simple()), self.clock.now_ms());
+        let body = envelope(TOPIC, now_ms, &event_id, HOST_SOURCE, &json!({"webhook": id}));
+        let message = WebhookMessage {
+            url: &webhook.summary.url,
+            secret: &secret,
+            id: &event_id,
+            timestamp_s: now_ms / 1000,
+            body: &body,
+        };
+        let begun = Instant::now();
+        let answered = self.egress.client.send_webhook(&message).await;
+        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (status, error, answer) = match answered {
+            Ok(answer) => {
+                let refused = !(200..=299).contains(&answer.status);
+                let error =
+                    refused.then(|| format!("{} answered HTTP {}", webhook.summary.url, answer.status));
+                (Some(answer.status), error, answer.text)
+            }
+            Err(error) => (None, Some(error.to_string()), String::new()),
+        };
+        self.note_try(id, WebhookTry { at_ms: now_ms, status, error: error.clone() }).await?;
+        Ok(WebhookTest { event_id, status, error, answer, took_ms })
+    }
+}
