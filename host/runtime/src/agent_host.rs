@@ -3,6 +3,7 @@
 //! A handle; clones are the same host, and dropping the last one ends every session. It admits and places; the work is
 //! done by `component` (deploying) and `session` (turns).
 
+mod adoption;
 mod batches;
 mod deployments;
 mod events;
@@ -16,12 +17,13 @@ mod store_health;
 mod turns;
 mod webhooks;
 
-pub(crate) use services::{Active, InstancePlace, Services};
+pub(crate) use services::{Active, Services};
 pub(crate) use turns::OWN_KEY;
 
 use crate::{
     AgentDetail, AgentSummary, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, courier::Courier, session::Sessions,
+    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, capability::log::now_ms,
+    courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -87,6 +89,7 @@ impl AgentHost {
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
         background.spawn(watching);
+        background.spawn(adoption::run(services.clone()));
         let inner = Inner {
             services,
             sessions,
@@ -101,7 +104,7 @@ impl AgentHost {
         };
         let host = AgentHost { inner: Arc::new(inner) };
         host.inner.services.belongs_to(&host.inner);
-        host.resume_turns(None).await?;
+        host.resume_turns().await?;
         // After the turns that it asked for before.
         let weak = WeakHost(Arc::downgrade(&host.inner));
         host.inner.courier.get_or_init(|| Courier::start(host.inner.services.clone(), weak));
@@ -206,6 +209,9 @@ impl AgentHost {
             tracing::warn!("turns still run at the end of the drain; they are cancelled");
         }
         self.inner.sessions.end_all().await;
+        if let Err(error) = services.store.end_in_order(now_ms()).await {
+            tracing::warn!("the turns that are cut off count as lost: {error}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Two engines with different settings reject each other's compiled code, so there is exactly one constructor.
 
-use crate::{RuntimeError, RuntimeOptions};
+use crate::{RuntimeError, RuntimeOptions, instance::OWN_OF_ALL_DEPTHS};
 use std::{
     sync::{
         Arc,
@@ -82,7 +82,7 @@ fn config(options: &RuntimeOptions, pool: Option<PoolingAllocationConfig>) -> Co
 }
 
 fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
-    let instances = u32::try_from(options.max_instances).unwrap_or(u32::MAX);
+    let instances = u32::try_from(options.max_instances + OWN_OF_ALL_DEPTHS).unwrap_or(u32::MAX);
     let (ceilings, mut pool) = (&options.ceilings, PoolingAllocationConfig::default());
     // Most components have one memory and a few core instances; the pool holds that for all of them, and the bounds
     // for one component are higher.

@@ -123,6 +123,11 @@ pub enum RuntimeError {
         "the turn did not end before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's own"
     )]
     DeadlineExceeded,
+    #[error(
+        "turn {turn} is given up: the host died {losses} times while it ran and got no further, so it may be what ends the \
+         host; see the host's log and the limits of its agent, and send the message again under a new key"
+    )]
+    TurnLost { turn: String, losses: u32 },
     #[error("the turn was cancelled")]
     Cancelled,
     #[error("the agent trapped: {message}")]
@@ -180,6 +185,7 @@ impl RuntimeError {
             Self::OutboxFull { .. } => "outbox_full",
             Self::LimitExceeded { .. } => "limit_exceeded",
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::TurnLost { .. } => "turn_lost",
             Self::Cancelled => "cancelled",
             Self::Trap { .. } => "agent_trapped",
             Self::StoreStalled { .. } => "store_stalled",
@@ -219,6 +225,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "tokens_used_up",
         "tool_failed",
         "truncated",
+        "turn_lost",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")
 }

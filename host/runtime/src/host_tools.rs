@@ -13,7 +13,7 @@ mod tool_name;
 
 pub use tool_name::ToolGrant;
 
-pub(crate) use agents::CalledTurns;
+pub(crate) use agents::{CALL_KEY, CalledTurns, MAX_DEPTH};
 pub(crate) use catalog::Offered;
 pub(crate) use tool_name::ToolName;
 

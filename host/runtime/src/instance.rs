@@ -7,9 +7,11 @@ mod backtrace;
 mod command;
 mod cpu;
 mod limiter;
+mod places;
 mod verdict;
 
 pub(crate) use limiter::InstanceLimiter;
+pub(crate) use places::{InstancePlace, InstancePlaces, OWN_OF_ALL_DEPTHS};
 pub(crate) use verdict::LimitTrap;
 
 use crate::{

@@ -2,17 +2,20 @@
 //!
 //! A session is `(agent, id)`. While it is loaded one actor owns it and runs its turns one after the other. Messages
 //! are sent, and actors are retired, only under the one lock in here; so no message is ever sent to an actor that
-//! has gone, and no session ever has two.
+//! has gone, and no session ever has two. An actor removes itself by its own number, never its successor, and one that
+//! panics is removed too.
 
 mod accepted;
 mod actor;
 mod entry;
+mod settlement;
 mod turn;
 mod turn_span;
 
-pub(crate) use accepted::{Input, Live, LiveTurns, Standing};
+pub(crate) use accepted::{Input, Live, LiveTurns, Message, Standing};
 pub(crate) use actor::{Answer, Command, decode_conversation};
 pub(crate) use entry::{Entry, Reply};
+pub(crate) use settlement::Settlement;
 pub(crate) use turn::{StoredFailure, TurnRequest};
 
 use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked};
@@ -21,7 +24,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -30,7 +33,7 @@ use tokio::sync::{mpsc, watch};
 /// What a caller is told to wait who finds a mailbox full.
 const RETRY_AFTER_MS: u32 = 1_000;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SessionKey {
     pub(crate) agent: String,
     pub(crate) session: String,
@@ -45,10 +48,14 @@ pub(crate) struct Sessions {
     max_bytes: usize,
     mailbox: usize,
     idle: Duration,
+    /// Actors that were started; the number of the last one.
+    started: AtomicU64,
 }
 
 /// The way to one actor. Dropping it stops the turn that runs.
 struct Loaded {
+    /// Of its actor, among all that were started.
+    number: u64,
     mailbox: mpsc::Sender<Envelope>,
     /// Commands that wait or run.
     pending: Arc<AtomicUsize>,
@@ -63,6 +70,13 @@ struct Loaded {
 struct Remembered {
     bytes: usize,
     sum: Arc<AtomicUsize>,
+}
+
+/// Where an actor stands among the loaded sessions. Dropping it, also in a panic, frees the place.
+struct ActorPlace {
+    sessions: Weak<Sessions>,
+    key: SessionKey,
+    number: u64,
 }
 
 /// A command that counts as pending until it is dropped.
@@ -82,6 +96,7 @@ impl Sessions {
             max_bytes: options.max_session_bytes,
             mailbox: options.mailbox.max(1),
             idle: options.session_idle,
+            started: AtomicU64::new(0),
         }
     }
 
@@ -94,6 +109,10 @@ impl Sessions {
         command: Command,
     ) -> Result<Parked, RuntimeError> {
         let mut loaded = self.lock();
+        // Of an actor that panicked, and has not been removed yet.
+        if loaded.get(&key).is_some_and(|session| session.mailbox.is_closed()) {
+            loaded.remove(&key);
+        }
         if !loaded.contains_key(&key) {
             self.make_room(&mut loaded)?;
             loaded.insert(key.clone(), self.load(services, key.clone(), self.mailbox));
@@ -115,7 +134,7 @@ impl Sessions {
     }
 
     /// Loads a session with these turns in its mailbox, which is made larger by as many. If the session is loaded
-    /// already, they go where there is room.
+    /// already, they go where there is room; the others are found again later.
     pub(crate) fn resume(
         self: &Arc<Self>,
         services: &Arc<Services>,
@@ -131,11 +150,7 @@ impl Sessions {
             let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
             if session.mailbox.try_send(envelope).is_err() {
                 let SessionKey { agent, session } = &key;
-                tracing::error!(
-                    agent,
-                    session,
-                    "a turn waits until the host starts again: the mailbox is full"
-                );
+                tracing::debug!(agent, session, "a turn waits for room in its mailbox");
             }
         }
     }
@@ -181,14 +196,19 @@ impl Sessions {
         }
     }
 
-    /// The actor of `key` retires, unless a message has come in.
-    fn retire(&self, key: &SessionKey, mailbox: &mpsc::Receiver<Envelope>) -> bool {
+    /// The actor of `key` with this number retires, unless a message has come in.
+    fn retire(&self, key: &SessionKey, number: u64, mailbox: &mpsc::Receiver<Envelope>) -> bool {
         let mut loaded = self.lock();
         if !mailbox.is_empty() {
             return false;
         }
-        loaded.remove(key);
+        remove(&mut loaded, key, number);
         true
+    }
+
+    /// The actor of `key` with this number has gone, however it went.
+    fn gone(&self, key: &SessionKey, number: u64) {
+        remove(&mut self.lock(), key, number);
     }
 
     fn load(self: &Arc<Self>, services: &Arc<Services>, key: SessionKey, mailbox: usize) -> Loaded {
@@ -196,10 +216,13 @@ impl Sessions {
         let (alive, gone) = watch::channel(());
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let (pauses, parked) = watch::channel(None);
-        let actor = Actor::new(services.clone(), sessions, key, gone, pauses);
+        let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
+        let place = ActorPlace { sessions, key, number };
+        let actor = Actor::new(services.clone(), place, gone, pauses);
         tokio::spawn(actor.run(receiver, self.idle));
         let remembered = Remembered { bytes: 0, sum: self.bytes.clone() };
         Loaded {
+            number,
             mailbox,
             pending: Arc::default(),
             parked: Parked::new(parked),
@@ -232,12 +255,39 @@ impl Sessions {
     }
 }
 
+fn remove(loaded: &mut HashMap<SessionKey, Loaded>, key: &SessionKey, number: u64) {
+    // It may have been evicted, and another loaded in its place.
+    if loaded.get(key).is_some_and(|session| session.number == number) {
+        loaded.remove(key);
+    }
+}
+
 /// Those without a command, the one unused for longest first.
 fn idle_longest(loaded: &HashMap<SessionKey, Loaded>) -> Vec<SessionKey> {
     let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
     let mut idle: Vec<(Instant, &SessionKey)> = idle.map(|(key, session)| (session.used_at, key)).collect();
     idle.sort_unstable_by_key(|(used_at, _)| *used_at);
     idle.into_iter().map(|(_, key)| key.clone()).collect()
+}
+
+impl ActorPlace {
+    fn retires(&self, mailbox: &mpsc::Receiver<Envelope>) -> bool {
+        self.sessions.upgrade().is_none_or(|sessions| sessions.retire(&self.key, self.number, mailbox))
+    }
+
+    fn remembers(&self, bytes: usize) {
+        if let Some(sessions) = self.sessions.upgrade() {
+            sessions.remembers(&self.key, bytes);
+        }
+    }
+}
+
+impl Drop for ActorPlace {
+    fn drop(&mut self) {
+        if let Some(sessions) = self.sessions.upgrade() {
+            sessions.gone(&self.key, self.number);
+        }
+    }
 }
 
 impl Remembered {

@@ -74,5 +74,5 @@ pub use sessions::{
 pub use sqlite::{Durability, Store};
 pub use standing::{COMMIT_TIME, DiskUse, OpenWork};
 pub use token_use::TokenUse;
-pub use turns::{Acceptance, NewTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
+pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};

@@ -350,6 +350,12 @@ const STEPS: &[&str] = &[
     ALTER TABLE webhooks ADD COLUMN last_status INTEGER;
     ALTER TABLE webhooks ADD COLUMN last_error TEXT;
 ",
+    // How often the process died under a turn without any progress since the last time, and where its journal was.
+    "
+    ALTER TABLE turns ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
+    CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);
+",
 ];
 
 /// Brings a database to the schema that this build knows.

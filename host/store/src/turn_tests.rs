@@ -67,6 +67,7 @@ fn failure(key: TurnKey) -> TurnFailure {
         number: 1,
         at_ms: 300,
         error: b"why".to_vec(),
+        keeps_key: false,
         logs: vec![LogEntry { at_ms: 1, level: "error".into(), message: "oh no".into() }],
         events: Vec::new(),
         token_use: None,
@@ -86,9 +87,12 @@ async fn an_open_turn_and_its_journal_survive_reopening() {
     let after = store(&folder).await;
     let open = after.open_turns().await.unwrap();
     assert_eq!(open.iter().map(|row| row.key).collect::<Vec<_>>(), [runs, waits]);
-    assert_eq!(open[0].state, TurnState::Running { number: 1 });
-    assert_eq!((open[1].state.clone(), open[1].idempotency_key.as_deref()), (TurnState::Waiting, Some("k")));
-    assert_eq!((open[0].input.as_slice(), open[0].seed.len()), (&b"hello"[..], 32));
+    assert_eq!(open.iter().map(|row| row.is_running).collect::<Vec<_>>(), [true, false]);
+    let (runs_row, waits_row) =
+        (after.turn_by_key(runs).await.unwrap().unwrap(), after.turn_by_key(waits).await.unwrap().unwrap());
+    assert_eq!(runs_row.state, TurnState::Running { number: 1 });
+    assert_eq!((waits_row.state, waits_row.idempotency_key.as_deref()), (TurnState::Waiting, Some("k")));
+    assert_eq!((runs_row.input.as_slice(), runs_row.seed.len()), (&b"hello"[..], 32));
     assert_eq!(after.records(runs).await.unwrap(), records);
 }
 

@@ -60,12 +60,31 @@ pub struct TurnRow {
     pub state: TurnState,
 }
 
+impl TurnRow {
+    /// Whether it waits or runs.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, TurnState::Waiting | TurnState::Running { .. })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnState {
     Waiting,
     Running { number: u64 },
     Done { number: u64, outcome: Vec<u8>, ended_at_ms: u64 },
     Failed { error: Vec<u8>, ended_at_ms: u64 },
+}
+
+/// A turn that waits or runs, without its message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenTurn {
+    pub key: TurnKey,
+    pub id: String,
+    pub agent: String,
+    pub session: String,
+    pub is_running: bool,
+    /// How often the process died under it since it last got any further.
+    pub losses: u32,
 }
 
 /// The end of a turn that changed nothing.
@@ -78,6 +97,8 @@ pub struct TurnFailure {
     pub number: u64,
     pub at_ms: u64,
     pub error: Vec<u8>,
+    /// Whoever asks with its idempotency key finds the failure. Otherwise the key may be used for another try.
+    pub keeps_key: bool,
     pub logs: Vec<LogEntry>,
     /// That tell of the failure.
     pub events: Vec<NewEvent>,
@@ -112,13 +133,37 @@ impl Store {
     }
 
     /// All turns that wait or run, in the order in which they are to go on: those that run first.
-    pub async fn open_turns(&self) -> Result<Vec<TurnRow>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM turns WHERE ended_at_ms IS NULL ORDER BY state DESC, key");
-        let rows = query(sqlx::AssertSqlSafe(sql))
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("listed open turns"))?;
-        Ok(rows::readable(&rows, "turn", turn_row))
+    pub async fn open_turns(&self) -> Result<Vec<OpenTurn>, StoreError> {
+        let rows = query(
+            "SELECT key, id, agent, session, state, losses FROM turns WHERE ended_at_ms IS NULL
+             ORDER BY state DESC, key",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed open turns"))?;
+        Ok(rows::readable(&rows, "turn", open_turn))
+    }
+
+    /// Counts that the last process died under the turns that ran, unless it ended in order. One that got further since it
+    /// was last lost begins to count anew; one that waits for a person, or for a turn that it called, is not counted: it
+    /// did nothing. The key of a call begins with `called`, the id of the turn that makes it, and a space.
+    pub async fn count_losses(&self, called: &str) -> Result<(), StoreError> {
+        self.write(called.to_owned(), |connection, called| Box::pin(count_losses(connection, called))).await
+    }
+
+    /// What runs now is not lost: the process ends in order.
+    pub async fn end_in_order(&self, at_ms: u64) -> Result<(), StoreError> {
+        self.write(at_ms, |connection, at_ms| {
+            Box::pin(async move {
+                query("INSERT INTO ended_in_order (at_ms) VALUES (?)")
+                    .bind(*at_ms as i64)
+                    .execute(connection)
+                    .await
+                    .map(drop)
+                    .map_err(StoreError::while_it("noted that the host ends"))
+            })
+        })
+        .await
     }
 
     /// A turn of a session by its id, if it is still kept.
@@ -217,14 +262,17 @@ async fn start(
 }
 
 async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
-    let TurnFailure { key, agent, session, number, at_ms, error, logs, events, token_use } = failure;
+    let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use } =
+        failure;
     let ended = query(
-        "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?, idempotency_key = NULL
+        "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?,
+             idempotency_key = CASE WHEN ? THEN idempotency_key END
          WHERE key = ? AND ended_at_ms IS NULL",
     )
     .bind(FAILED)
     .bind(error)
     .bind(*at_ms as i64)
+    .bind(keeps_key)
     .bind(key.0)
     .execute(&mut *connection)
     .await
@@ -297,6 +345,31 @@ async fn prune(
     Ok(())
 }
 
+async fn count_losses(connection: &mut SqliteConnection, called: &str) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("counted the turns that were lost");
+    let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
+    if ended.rows_affected() > 0 {
+        return Ok(());
+    }
+    query(
+        "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
+             lost_at = reached.position
+         FROM (SELECT key AS turn, COALESCE((SELECT MAX(position) FROM turn_records
+                   WHERE turn_records.turn = turns.key), 0) AS position FROM turns
+               WHERE ended_at_ms IS NULL) AS reached
+         WHERE turns.key = reached.turn AND state = ?1
+             AND NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.key AND verdict IS NULL)
+             AND NOT EXISTS (SELECT 1 FROM turns AS called WHERE called.ended_at_ms IS NULL
+                 AND substr(called.idempotency_key, 1, length(?2 || turns.id) + 1) = ?2 || turns.id || ' ')",
+    )
+    .bind(RUNNING)
+    .bind(called)
+    .execute(connection)
+    .await
+    .map(drop)
+    .map_err(failed())
+}
+
 fn must_be_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
     if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
 }
@@ -321,5 +394,16 @@ fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
             DONE => TurnState::Done { number, outcome: result, ended_at_ms },
             _ => TurnState::Failed { error: result, ended_at_ms },
         },
+    })
+}
+
+fn open_turn(row: &SqliteRow) -> Result<OpenTurn, sqlx::Error> {
+    Ok(OpenTurn {
+        key: TurnKey(row.try_get(0)?),
+        id: row.try_get(1)?,
+        agent: row.try_get(2)?,
+        session: row.try_get(3)?,
+        is_running: row.try_get::<i64, _>(4)? == RUNNING,
+        losses: row.try_get(5)?,
     })
 }

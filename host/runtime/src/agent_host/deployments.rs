@@ -54,7 +54,7 @@ impl AgentHost {
         };
         let summary = self.put_into_force(prepared, version, deployed_at_ms).await;
         // Some may have waited for an agent that can be called.
-        self.resume_turns(Some(&row.name)).await?;
+        self.inner.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
     }
 

@@ -8,6 +8,7 @@ use crate::{
     engine::WasmEngine,
     event::{Outbox, Webhooks},
     host_tools::HostTools,
+    instance::{InstancePlace, InstancePlaces},
     log_follower::LogGrowth,
     model_grant::GrantedModels,
     session::LiveTurns,
@@ -27,6 +28,8 @@ use tokio::{
 
 /// What a caller is told to wait whose agent is busy.
 const RETRY_AFTER_MS: u32 = 1_000;
+/// Turns of the last process that have their message and their session in memory at once.
+const MAX_RESUMING: usize = 32;
 
 pub(crate) struct Services {
     pub(crate) store: Store,
@@ -38,7 +41,9 @@ pub(crate) struct Services {
     pub(crate) host_tools: HostTools,
     /// The host itself, for turns that call agents. It owns this.
     host: OnceLock<Weak<super::Inner>>,
-    instances: Arc<Semaphore>,
+    instances: InstancePlaces,
+    /// For turns that the last process left.
+    resuming: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
     /// Counts what changes about the agents.
     changes: watch::Sender<u64>,
@@ -75,11 +80,6 @@ pub(crate) struct Active {
     agent: String,
 }
 
-/// A place to run an instance in.
-pub(crate) struct InstancePlace {
-    _permit: OwnedSemaphorePermit,
-}
-
 impl Services {
     pub(super) async fn start(
         store: Store,
@@ -104,7 +104,8 @@ impl Services {
             compiler,
             host_tools: HostTools::new(options),
             host: OnceLock::new(),
-            instances: Arc::new(Semaphore::new(options.max_instances.max(1))),
+            instances: InstancePlaces::new(options.max_instances),
+            resuming: Arc::new(Semaphore::new(MAX_RESUMING)),
             agents: RwLock::default(),
             changes: watch::Sender::default(),
             closed: watch::Sender::new(false),
@@ -154,7 +155,7 @@ impl Services {
 
     pub(super) async fn prepare(&self, manifest: Manifest, source: Source) -> Result<Prepared, RuntimeError> {
         let loaded = self.compiler.compile(&manifest, source).await?;
-        let _instance = self.instance().await;
+        let _instance = self.instance(0).await;
         self.compiler.describe(manifest, loaded).await
     }
 
@@ -289,12 +290,14 @@ impl Services {
         &self.wasm
     }
 
-    /// Waits for a place to run an instance in.
-    pub(crate) async fn instance(&self) -> InstancePlace {
-        let places = self.instances.clone();
-        let permit = places.acquire_owned().await.expect("the semaphore is never closed");
-        metrics::gauge!(crate::metric::INSTANCES).increment(1.0);
-        InstancePlace { _permit: permit }
+    /// Waits until one more turn of the last process may have its message in memory.
+    pub(crate) async fn place_to_resume(&self) -> OwnedSemaphorePermit {
+        self.resuming.clone().acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits for a place to run an instance in, of a turn that so many others wait for, one below the other.
+    pub(crate) async fn instance(&self, depth: usize) -> InstancePlace {
+        self.instances.take(depth).await
     }
 
     /// Lines of a turn that is not committed. A log that cannot be written must not hide why the turn failed.
@@ -382,11 +385,5 @@ impl Drop for Active {
                 }
             }
         });
-    }
-}
-
-impl Drop for InstancePlace {
-    fn drop(&mut self) {
-        metrics::gauge!(crate::metric::INSTANCES).decrement(1.0);
     }
 }

@@ -156,6 +156,14 @@ impl AgentHost {
         }
     }
 
+    /// As a fault in the host would have it.
+    #[cfg(test)]
+    pub(crate) fn panic_in(&self, agent: &str, session: &str) {
+        let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
+        let inner = &self.inner;
+        inner.sessions.send(&inner.services, key, Command::Panic).expect("there is room");
+    }
+
     /// Lets a session's actor change the session as a whole.
     async fn write<T>(
         &self,

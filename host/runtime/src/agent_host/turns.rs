@@ -6,12 +6,13 @@ use crate::{
     access::{plain_session, tenant_of},
     capability::log::now_ms,
     error::known_code,
-    feed::{Feed, Hold, Parked, TurnEnd},
+    feed::{Feed, Hold, Parked},
     journal,
-    session::{Command, Input, Live, SessionKey, Standing, StoredFailure, TurnRequest},
+    session::{Command, Input, Live, Message, SessionKey, Settlement, Standing, StoredFailure, TurnRequest},
 };
-use skep_store::{Acceptance, NewTurn, TurnFailure, TurnKey, TurnRow, TurnState};
-use std::{collections::BTreeMap, sync::Arc};
+use skep_store::{Acceptance, NewTurn, TurnFailure, TurnRow, TurnState};
+use std::sync::Arc;
+use tracing::Instrument as _;
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
@@ -52,14 +53,21 @@ impl AgentHost {
         }
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
         // Who asks with the same idempotency key finds the turn from the moment that its row is there.
-        let live = services.live.enter(&feed);
+        let live = services.live.enter(&feed).expect("its id is new");
         if invocation.detached || invocation.idempotency_key.is_some() {
-            return self.inner.invoke_durably(invocation, feed, live).await;
+            // In a task of its own: what is in the store must reach its session, even if the caller is gone by then.
+            let accepting = self.inner.clone().invoke_durably(invocation, feed, live).in_current_span();
+            let accepted = tokio::spawn(accepting).await;
+            return accepted.unwrap_or_else(|error| {
+                let message = format!("a message could not be accepted: {error}");
+                Err(RuntimeError::Internal { message })
+            });
         }
         let handle = feed.follow(Hold::Cancels);
         let active = services.active(&agent, &invocation.principal)?;
+        let key = session_key(&invocation);
         let request = turn_request(invocation, now_ms(), Standing::Attached, feed, live, active);
-        let in_front = self.inner.send(request)?;
+        let in_front = self.inner.send(key, request)?;
         Ok(handle.behind(in_front))
     }
 
@@ -95,85 +103,14 @@ impl AgentHost {
         }
         Ok(())
     }
-
-    /// Goes on with the turns that were open when the host ended: of all agents that are ready, or of this one.
-    pub(super) async fn resume_turns(&self, agent: Option<&str>) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        let mut sessions: BTreeMap<(String, String), Vec<TurnRequest>> = BTreeMap::new();
-        for row in services.store.open_turns().await? {
-            if agent.is_some_and(|agent| agent != row.agent) || services.live.get(&row.id).is_some() {
-                continue;
-            }
-            if services.agent(&row.agent).is_err() {
-                tracing::warn!(
-                    agent = row.agent,
-                    session = row.session,
-                    turn = row.id,
-                    "the turn waits: its agent cannot be called"
-                );
-                continue;
-            }
-            let TurnRow {
-                key, id, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, ..
-            } = row;
-            let standing = match row.state {
-                TurnState::Waiting => Standing::Waiting { key, seed },
-                _ => Standing::CutOff { key, seed, digest },
-            };
-            let decoded = Input::decode(&input, agent.clone(), session.clone(), idempotency_key);
-            let invocation = match decoded {
-                Ok(invocation) => invocation,
-                Err(error) => {
-                    self.inner.fail_unreadable(key, agent, session, id, &error).await;
-                    continue;
-                }
-            };
-            tracing::info!(agent, session, turn = id, "going on with a turn");
-            let feed = Feed::new(id);
-            let live = services.live.enter(&feed);
-            let active = services.active_again(&agent);
-            let request = turn_request(invocation, accepted_at_ms, standing, feed, live, active);
-            sessions.entry((agent, session)).or_default().push(request);
-        }
-        for ((agent, session), turns) in sessions {
-            self.inner.sessions.resume(services, SessionKey { agent, session }, turns);
-        }
-        Ok(())
-    }
 }
 
 impl Inner {
-    /// Ends a turn that nobody can run, and lets the others go on.
-    async fn fail_unreadable(
-        &self,
-        key: TurnKey,
-        agent: String,
-        session: String,
-        id: String,
-        error: &RuntimeError,
-    ) {
-        tracing::error!(agent, session, turn = id, "a turn cannot go on and has failed: {error}");
-        let failure = TurnFailure {
-            key,
-            agent,
-            session,
-            number: 0,
-            at_ms: now_ms(),
-            error: StoredFailure::encode(error),
-            logs: Vec::new(),
-            events: Vec::new(),
-            token_use: None,
-        };
-        if let Err(error) = self.services.store.fail_turn(failure).await {
-            tracing::error!(turn = id, "the failure of a turn cannot be stored: {error}");
-        }
-    }
-
     async fn invoke_durably(
-        &self,
+        self: Arc<Self>,
         invocation: Invocation,
         feed: Arc<Feed>,
-        live: Live,
+        live: Arc<Live>,
     ) -> Result<RunHandle, RuntimeError> {
         let store = &self.services.store;
         let (agent, session) = (invocation.agent.clone(), invocation.session.clone());
@@ -210,32 +147,31 @@ impl Inner {
         };
         let handle = feed.follow(Hold::Watches);
         let standing = Standing::Waiting { key, seed };
-        let request = turn_request(invocation, accepted_at_ms, standing, feed, live, active);
-        match self.send(request) {
+        let place = session_key(&invocation);
+        let request = turn_request(invocation, accepted_at_ms, standing, feed, live.clone(), active);
+        match self.send(place, request) {
             Ok(_) => Ok(handle),
             Err(error) => {
-                let error_body = StoredFailure::encode(&error);
                 let failure = TurnFailure {
                     key,
                     agent,
                     session,
                     number: 0,
                     at_ms: now_ms(),
-                    error: error_body,
+                    error: StoredFailure::encode(&error),
+                    keeps_key: false,
                     logs: Vec::new(),
                     // The caller is told.
                     events: Vec::new(),
                     token_use: None,
                 };
-                store.fail_turn(failure).await?;
+                Settlement { failure, spend: None, live }.write(&self.services).await;
                 Err(error)
             }
         }
     }
 
-    fn send(&self, request: TurnRequest) -> Result<Parked, RuntimeError> {
-        let Invocation { agent, session, .. } = &request.invocation;
-        let key = SessionKey { agent: agent.clone(), session: session.clone() };
+    fn send(&self, key: SessionKey, request: TurnRequest) -> Result<Parked, RuntimeError> {
         self.sessions.send(&self.services, key, Command::Turn(Box::new(request)))
     }
 
@@ -263,6 +199,10 @@ impl Inner {
         let feed = Feed::new(row.id.clone());
         match row.state {
             TurnState::Waiting | TurnState::Running { .. } => {
+                self.adopt_turns(Some(&row.agent)).await?;
+                if let Some(feed) = self.services.live.get(&row.id) {
+                    return Ok(feed.follow(Hold::Watches));
+                }
                 let message = format!("turn {} waits for its agent to be deployed again", row.id);
                 return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
@@ -289,17 +229,20 @@ impl Inner {
     }
 }
 
+fn session_key(invocation: &Invocation) -> SessionKey {
+    SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
+}
+
 fn turn_request(
     invocation: Invocation,
     received_at_ms: u64,
     standing: Standing,
     feed: Arc<Feed>,
-    live: Live,
+    live: Arc<Live>,
     active: Active,
 ) -> TurnRequest {
-    let end = TurnEnd::new(feed);
-    let parent = tracing::Span::current();
-    TurnRequest { invocation, received_at_ms, standing, end, parent, _live: live, _active: active }
+    let message = Message::Here { invocation: Box::new(invocation), received_at_ms, standing };
+    TurnRequest::new(message, feed, live, active)
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

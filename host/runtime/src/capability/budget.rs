@@ -18,6 +18,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 /// A generation that names no bound gets this many, so that generations can run side by side in one turn.
 const DEFAULT_MAX_TOKENS: u32 = 1_024;
@@ -45,6 +46,8 @@ pub(crate) struct Turn {
     day: Arc<DayShare>,
     /// Why a generation was refused because of the day's tokens.
     used_up: OnceLock<TokensUsedUp>,
+    /// Of a turn that the last process left.
+    resuming: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 #[derive(Default)]
@@ -106,7 +109,18 @@ impl Turn {
             spent: Mutex::default(),
             day: Arc::new(day),
             used_up: OnceLock::new(),
+            resuming: Mutex::default(),
         }
+    }
+
+    /// Keeps its place among those that are resumed, for as long as it does not wait for others.
+    pub(crate) fn resumed_in(self, place: Option<OwnedSemaphorePermit>) -> Self {
+        Turn { resuming: Mutex::new(place), ..self }
+    }
+
+    /// It waits for others, who may be waiting for a place.
+    pub(crate) fn lets_others_resume(&self) {
+        self.resuming.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// The turn with the priority of its generations.

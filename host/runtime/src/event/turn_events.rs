@@ -25,6 +25,7 @@ pub(crate) struct TurnEnding {
     hops: u32,
     /// A turn that was itself told of an end tells of none: that would never end.
     is_told: bool,
+    is_called: bool,
     occasion: Option<Occasion>,
 }
 
@@ -49,6 +50,7 @@ impl TurnEnding {
             principal: invocation.principal.clone(),
             hops: hops(origin),
             is_told: !matches!(origin, Origin::Event(event) if event.topic.starts_with(ALL)),
+            is_called: matches!(origin, Origin::Tool(tool) if !tool.callers.is_empty()),
             occasion: match origin {
                 Origin::Alarm(alarm) => {
                     Some(Occasion::Alarm { schedule: alarm.id.clone(), due_ms: alarm.due_at_ms })
@@ -57,6 +59,11 @@ impl TurnEnding {
                 Origin::Direct | Origin::Chat | Origin::Http(_) | Origin::Tool(_) => None,
             },
         }
+    }
+
+    /// Whether a turn of another agent waits for this one.
+    pub(crate) fn is_of_another_agents_call(&self) -> bool {
+        self.is_called
     }
 
     /// What began the turn, and is over when it is committed.

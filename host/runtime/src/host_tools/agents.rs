@@ -8,7 +8,7 @@
 use crate::{
     Invocation, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
     access::{plain_session, session_beside},
-    agent_host::{OWN_KEY, Services},
+    agent_host::Services,
     bindings::tools::ToolError,
     capability::Turn,
     component::Deployed,
@@ -25,7 +25,9 @@ use std::{
 };
 
 /// Agents that wait for each other, one below the other.
-const MAX_DEPTH: usize = 8;
+pub(crate) const MAX_DEPTH: usize = 8;
+/// What the idempotency keys of calls begin with, one of the host's own. The id of the turn that calls and a space follow.
+pub(crate) const CALL_KEY: &str = "\u{1}tool ";
 /// Of a session's id.
 const MAX_SESSION_BYTES: usize = 128;
 
@@ -121,7 +123,7 @@ pub(super) async fn call(
         }),
         priority: turn.priority,
         deadline: Some(turn.deadline),
-        idempotency_key: Some(format!("{OWN_KEY}tool {} {} {attempt}", turn.tools.turn_id, call.number())),
+        idempotency_key: Some(format!("{CALL_KEY}{} {} {attempt}", turn.tools.turn_id, call.number())),
         detached: true,
     };
     let invoked = host.invoke_as_host(invocation).await;
@@ -163,6 +165,7 @@ async fn wait(
     handle: RunHandle,
     timeout: Option<Duration>,
 ) -> Option<Result<Outcome, RuntimeError>> {
+    turn.lets_others_resume();
     let mut parked = handle.parked();
     let outcome = handle.outcome();
     tokio::pin!(outcome);

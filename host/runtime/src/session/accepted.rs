@@ -4,11 +4,22 @@ use crate::{Invocation, Origin, RuntimeError, feed::Feed};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_engine::Priority;
-use skep_store::TurnKey;
+use skep_store::{TurnKey, TurnRow, TurnState};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+
+/// What a turn is about.
+pub(crate) enum Message {
+    Here {
+        invocation: Box<Invocation>,
+        received_at_ms: u64,
+        standing: Standing,
+    },
+    /// It is read when the turn begins: what waits takes no memory for it.
+    Stored(TurnKey),
+}
 
 /// How a turn stands in the store when its session gets it.
 pub(crate) enum Standing {
@@ -36,10 +47,30 @@ pub(crate) struct Input {
 #[derive(Default)]
 pub(crate) struct LiveTurns(Mutex<HashMap<String, Arc<Feed>>>);
 
-/// While a turn lives, it has this.
+/// While a turn lives, it has this, and nobody else runs it or ends it in the store.
 pub(crate) struct Live {
     turns: Arc<LiveTurns>,
     id: String,
+}
+
+impl Message {
+    /// Whether the turn ends with its caller.
+    pub(crate) fn is_attached(&self) -> bool {
+        matches!(self, Message::Here { standing: Standing::Attached, .. })
+    }
+
+    /// What the store has of an open turn. The error is of a message that cannot be read.
+    pub(crate) fn read(row: TurnRow) -> Result<Message, RuntimeError> {
+        let TurnRow {
+            key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
+        } = row;
+        let standing = match state {
+            TurnState::Waiting => Standing::Waiting { key, seed },
+            _ => Standing::CutOff { key, seed, digest },
+        };
+        let invocation = Box::new(Input::decode(&input, agent, session, idempotency_key)?);
+        Ok(Message::Here { invocation, received_at_ms: accepted_at_ms, standing })
+    }
 }
 
 impl Standing {
@@ -86,10 +117,16 @@ impl Input {
 }
 
 impl LiveTurns {
-    pub(crate) fn enter(self: &Arc<Self>, feed: &Arc<Feed>) -> Live {
+    /// `None`: the turn lives already.
+    pub(crate) fn enter(self: &Arc<Self>, feed: &Arc<Feed>) -> Option<Arc<Live>> {
         let id = feed.turn_id().to_owned();
-        self.lock().insert(id.clone(), feed.clone());
-        Live { turns: self.clone(), id }
+        match self.lock().entry(id.clone()) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(place) => {
+                place.insert(feed.clone());
+                Some(Arc::new(Live { turns: self.clone(), id }))
+            }
+        }
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Feed>> {

@@ -2,7 +2,7 @@
 //!
 //! What it remembers of the session is what the store holds. When a commit fails it forgets, and reads again.
 
-use super::{Envelope, SessionKey, Sessions, accepted::Standing, turn::TurnRequest};
+use super::{ActorPlace, Envelope, SessionKey, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
@@ -10,12 +10,8 @@ use crate::{
     feed::Pause,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Weak},
-    time::Duration,
-};
-use tokio::sync::{mpsc, oneshot, watch};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 
 /// What a session can be asked.
 pub(crate) enum Command {
@@ -38,6 +34,8 @@ pub(crate) enum Command {
         existing: Existing,
         answer: Answer<bool>,
     },
+    #[cfg(test)]
+    Panic,
 }
 
 /// Nobody may wait for it any more; what was asked is done all the same.
@@ -51,7 +49,9 @@ pub(super) struct Actor {
     /// While its turn waits for people.
     pub(super) pauses: watch::Sender<Option<Pause>>,
     pub(super) memory: Option<Memory>,
-    sessions: Weak<Sessions>,
+    /// While a turn that the last process left is about to begin.
+    pub(super) resuming: Option<OwnedSemaphorePermit>,
+    place: ActorPlace,
 }
 
 /// The committed session.
@@ -68,10 +68,12 @@ impl Command {
     /// Whether it may wait as long as people take: nobody holds a connection for it.
     pub(super) fn outlasts_a_pause(&self) -> bool {
         match self {
-            Command::Turn(request) => !matches!(request.standing, Standing::Attached),
+            Command::Turn(request) => !request.message.is_attached(),
             Command::Delete(_) | Command::Expire { .. } | Command::Fork { .. } | Command::Import { .. } => {
                 false
             }
+            #[cfg(test)]
+            Command::Panic => false,
         }
     }
 }
@@ -79,12 +81,11 @@ impl Command {
 impl Actor {
     pub(super) fn new(
         services: Arc<Services>,
-        sessions: Weak<Sessions>,
-        key: SessionKey,
+        place: ActorPlace,
         gone: watch::Receiver<()>,
         pauses: watch::Sender<Option<Pause>>,
     ) -> Self {
-        Actor { services, key, gone, pauses, memory: None, sessions }
+        Actor { services, key: place.key.clone(), gone, pauses, memory: None, resuming: None, place }
     }
 
     /// Until the session is idle for long, or its handle is dropped.
@@ -99,13 +100,13 @@ impl Actor {
             match envelope {
                 Ok(Some(Envelope { command, _pending })) => {
                     self.take(command).await;
-                    if self.memory.is_none() && self.retires(&mailbox) {
+                    if self.memory.is_none() && self.place.retires(&mailbox) {
                         return;
                     }
                 }
                 Ok(None) => return,
                 Err(_idle) => {
-                    if self.retires(&mailbox) {
+                    if self.place.retires(&mailbox) {
                         return;
                     }
                 }
@@ -118,6 +119,7 @@ impl Actor {
             // In a box of its own, so that an actor is small while nothing happens.
             Command::Turn(request) => {
                 Box::pin(self.turn(*request)).await;
+                self.resuming = None;
                 self.tell_size();
             }
             Command::Delete(answer) => {
@@ -144,6 +146,8 @@ impl Actor {
                 })
                 .await;
             }
+            #[cfg(test)]
+            Command::Panic => panic!("a fault of the host, for a test"),
         }
     }
 
@@ -158,15 +162,10 @@ impl Actor {
         let _ = answer.send(written.map_err(RuntimeError::from));
     }
 
-    /// Whether nobody needs this actor: no message has come in meanwhile.
-    fn retires(&self, mailbox: &mpsc::Receiver<Envelope>) -> bool {
-        self.sessions.upgrade().is_none_or(|sessions| sessions.retire(&self.key, mailbox))
-    }
-
     fn tell_size(&self) {
-        if let (Some(sessions), Some(memory)) = (self.sessions.upgrade(), &self.memory) {
+        if let Some(memory) = &self.memory {
             let state: usize = memory.state.iter().map(|(key, value)| key.len() + value.len()).sum();
-            sessions.remembers(&self.key, state + memory.conversation_bytes.values().sum::<usize>());
+            self.place.remembers(state + memory.conversation_bytes.values().sum::<usize>());
         }
     }
 

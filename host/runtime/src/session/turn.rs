@@ -6,9 +6,10 @@
 
 use super::{
     SessionKey,
-    accepted::{Input, Live, Standing},
+    accepted::{Input, Live, Message, Standing},
     actor::Actor,
     entry::Entry,
+    settlement::Settlement,
     turn_span,
 };
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     },
     component::Deployed,
     event::turn_events::{self, TurnEnding},
-    feed::TurnEnd,
+    feed::{Feed, TurnEnd},
     host_tools::TurnTools,
     instance,
     journal::{self, Journal},
@@ -33,7 +34,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use skep_engine::Affinity;
 use skep_store::{
-    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, TurnCommit, TurnFailure, TurnKey,
+    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, StoreError, TurnCommit, TurnFailure, TurnKey, TurnState,
 };
 use std::{
     sync::{
@@ -46,16 +47,20 @@ use tracing::{Instrument, Span};
 
 /// A message on its way to its turn.
 pub(crate) struct TurnRequest {
-    pub(crate) invocation: Invocation,
-    pub(crate) received_at_ms: u64,
-    pub(crate) standing: Standing,
+    pub(crate) message: Message,
     pub(crate) end: TurnEnd,
     /// The span of whoever sent the message.
     pub(crate) parent: Span,
-    /// Held until the turn has ended and all who follow it know.
-    pub(crate) _live: Live,
+    /// Held until the turn has ended, in the store too, and all who follow it know.
+    pub(crate) live: Arc<Live>,
     /// Held until the turn has ended, so that a drain waits for it.
     pub(crate) _active: Active,
+}
+
+impl TurnRequest {
+    pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, active: Active) -> Self {
+        TurnRequest { message, end: TurnEnd::new(feed), parent: Span::current(), live, _active: active }
+    }
 }
 
 /// A turn that is durable and about to run.
@@ -103,11 +108,10 @@ struct Failure {
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { invocation, received_at_ms, standing, end, parent, _live, _active } = request;
+        let TurnRequest { message, end, parent, live, _active } = request;
         let span = turn_span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();
-        let result =
-            self.run_turn(invocation, received_at_ms, standing, &end, started).instrument(span.clone()).await;
+        let result = self.run_message(message, &end, started, &live).instrument(span.clone()).await;
 
         let label = result.as_ref().map_or_else(RuntimeError::code, |_| "ok");
         let agent = self.key.agent.clone();
@@ -121,6 +125,45 @@ impl Actor {
     }
 
     /// The outcome, and the number of the last event before it.
+    async fn run_message(
+        &mut self,
+        message: Message,
+        end: &TurnEnd,
+        started: Instant,
+        live: &Arc<Live>,
+    ) -> Result<(u64, Outcome), RuntimeError> {
+        match message {
+            Message::Here { invocation, received_at_ms, standing } => {
+                self.run_turn(*invocation, received_at_ms, standing, end, started, live).await
+            }
+            Message::Stored(key) => {
+                let services = self.services.clone();
+                // So few at once that what the last process left does not fill the memory of this one.
+                self.resuming = Some(services.place_to_resume().await);
+                let read = match services.store.turn_by_key(key).await {
+                    Ok(None) => return Err(RuntimeError::Cancelled),
+                    // It is held here; before that, it may have ended.
+                    Ok(Some(row)) if !row.is_open() => return Err(RuntimeError::Cancelled),
+                    Ok(Some(row)) => Message::read(row),
+                    Err(error @ StoreError::Unreadable { .. }) => Err(error.into()),
+                    Err(error) => return Err(error.into()),
+                };
+                match read {
+                    Ok(read) => {
+                        tracing::info!("going on with a turn");
+                        Box::pin(self.run_message(read, end, Instant::now(), live)).await
+                    }
+                    Err(error) => {
+                        tracing::error!("the turn cannot go on and has failed: {error}");
+                        let failure = Failure { key, number: 0, logs: Vec::new(), spend: None };
+                        self.fail(failure, None, &error, live).await;
+                        Err(error)
+                    }
+                }
+            }
+        }
+    }
+
     async fn run_turn(
         &mut self,
         mut invocation: Invocation,
@@ -128,6 +171,7 @@ impl Actor {
         mut standing: Standing,
         end: &TurnEnd,
         mut started: Instant,
+        live: &Arc<Live>,
     ) -> Result<(u64, Outcome), RuntimeError> {
         let is_attached = matches!(standing, Standing::Attached);
         let ending = TurnEnding::of(&invocation, end.feed().turn_id());
@@ -143,7 +187,7 @@ impl Actor {
                 Err(error) => {
                     if let Some(key) = key.filter(|_| !self.stays_open(&error)) {
                         let failure = Failure { key, number: 0, logs: Vec::new(), spend: None };
-                        self.fail(failure, &ending, &error).await;
+                        self.fail(failure, Some(&ending), &error, live).await;
                     }
                     return Err(error);
                 }
@@ -212,12 +256,14 @@ impl Actor {
             }
             Err(error) => {
                 let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
-                self.fail(Failure { key, number, logs, spend: Some(spend) }, &ending, &error).await;
+                self.fail(Failure { key, number, logs, spend: Some(spend) }, Some(&ending), &error, live)
+                    .await;
                 return Err(error);
             }
         };
         if let Err(error) = &ended {
-            self.fail(Failure { key, number, logs: Vec::new(), spend: Some(spend) }, &ending, error).await;
+            let failure = Failure { key, number, logs: Vec::new(), spend: Some(spend) };
+            self.fail(failure, Some(&ending), error, live).await;
         }
         ended
     }
@@ -287,7 +333,8 @@ impl Actor {
         let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), &invocation.origin);
         let (models, egress) = (services.models.clone(), services.egress.clone());
         let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
-        let turn = Arc::new(turn.with_priority(invocation.priority));
+        let turn = turn.with_priority(invocation.priority).resumed_in(self.resuming.take());
+        let turn = Arc::new(turn);
         let mut context = TurnContext::new(
             Some(turn.clone()),
             state,
@@ -332,32 +379,26 @@ impl Actor {
         self.gone.has_changed().is_err()
     }
 
-    /// Ends the turn in the store. Why it failed must not be hidden by a store that fails too.
-    async fn fail(&self, failure: Failure, ending: &TurnEnding, error: &RuntimeError) {
+    /// Ends the turn in the store, now or as soon as the store can.
+    async fn fail(
+        &self,
+        failure: Failure,
+        ending: Option<&TurnEnding>,
+        error: &RuntimeError,
+        live: &Arc<Live>,
+    ) {
         let Failure { key, number, logs, spend } = failure;
         let SessionKey { agent, session } = self.key.clone();
         let at_ms = now_ms();
-        let event = ending.failed(&self.services.outbox, error, at_ms);
+        let event = ending.and_then(|ending| ending.failed(&self.services.outbox, error, at_ms));
         let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
-        let tells = !events.is_empty();
         let error = StoredFailure::encode(error);
-        let has_logged = !logs.is_empty();
         let token_use = spend.as_ref().and_then(Spend::row);
-        let failure = TurnFailure { key, agent, session, number, at_ms, error, logs, events, token_use };
-        match self.services.store.fail_turn(failure).await {
-            Ok(()) => {
-                if let Some(spend) = spend {
-                    spend.counted();
-                }
-                if tells {
-                    self.services.courier_bell.notify_one();
-                }
-                if has_logged {
-                    self.services.log_growth.grew();
-                }
-            }
-            Err(error) => tracing::error!("the failure of a turn cannot be stored: {error}"),
-        }
+        // A caller that is run again must not have its call made again: something of it may have happened.
+        let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
+        let failure =
+            TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
+        Settlement { failure, spend, live: live.clone() }.write(&self.services).await;
     }
 
     /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
@@ -426,7 +467,7 @@ impl Actor {
             }
         }
         let instance = tokio::select! {
-            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance()) => instance,
+            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len())) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
@@ -491,7 +532,11 @@ impl Actor {
         let commit = Arc::new(commit);
         if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
             self.memory = None;
-            return Err(error.into());
+            // It may have been written all the same, and only that could not be told.
+            let row = self.services.store.turn_by_key(key).await;
+            if !matches!(row, Ok(Some(row)) if matches!(row.state, TurnState::Done { .. })) {
+                return Err(error.into());
+            }
         }
         spend.counted();
         if rings {
@@ -500,7 +545,8 @@ impl Actor {
         if !commit.logs.is_empty() {
             self.services.log_growth.grew();
         }
-        let memory = self.memory().await?;
+        // What was forgotten is read when it is needed.
+        let Some(memory) = &mut self.memory else { return Ok(outcome) };
         memory.turns = outcome.turn;
         apply(Arc::make_mut(&mut memory.state), &commit.state);
         memory

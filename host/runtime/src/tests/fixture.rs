@@ -45,6 +45,13 @@ impl Host {
         Stopped { store, models }
     }
 
+    /// What is left when a process is killed.
+    pub(super) async fn crash(self) -> Stopped {
+        let Host { agents, store, models } = self;
+        drop(agents);
+        Stopped { store, models }
+    }
+
     /// After a restart in which so many versions of an agent were deployed, each with the component of `guest`.
     pub(super) async fn restart_with_versions(self, name: &str, guest: Guest, versions: usize) -> Host {
         let Host { agents, store, models } = self;

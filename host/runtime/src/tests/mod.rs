@@ -17,6 +17,7 @@ mod hostile;
 mod inference;
 mod limits;
 mod models;
+mod ownership;
 mod receiver;
 mod schedules;
 mod secrets;

@@ -310,11 +310,11 @@ async fn an_answer_that_is_in_the_journal_is_not_asked_for_again() {
 async fn the_time_of_a_request_is_bounded_by_its_own_timeout() {
     let mut server = Server::start().await;
     let host = Host::with(granting(&["*"])).await;
-    // The last field of the request: a timeout of 50 ms.
+    // The last field of the request: a timeout of a second, in which even a busy machine sends it.
     let timed: &'static str = Box::leak(
         FETCH_ONCE
-            .replace("(i32.const 0)\n        (i32.const 600))", "(i32.const 50)\n        (i32.const 600))")
-            .replacen("(i32.const 0) (i32.const 50)", "(i32.const 1) (i32.const 50)", 1)
+            .replace("(i32.const 0)\n        (i32.const 600))", "(i32.const 1000)\n        (i32.const 600))")
+            .replacen("(i32.const 0) (i32.const 1000)", "(i32.const 1) (i32.const 1000)", 1)
             .into_boxed_str(),
     );
     host.deploy("web", EVERYWHERE, Guest { on_message: timed, ..fetcher() }).await.expect("valid");

@@ -1,0 +1,158 @@
+//! Every turn that the store knows as open is run by somebody, and by one only.
+
+use super::{
+    durability::detached,
+    fixture::{Host, invocation, until},
+    guest::{counter, echo, spinner},
+    tools::{caller, echoing, finder, granted, granting},
+};
+use crate::{Invocation, LogFilter, Origin, RuntimeOptions, ToolOrigin, TurnPhase, session::Input};
+use serde_json::json;
+use skep_store::{Acceptance, NewTurn};
+use std::{future::Future, pin::pin, task::Context, time::Duration};
+
+/// A message that is stored, and whose owner was lost before its session had it.
+async fn stored(host: &Host, id: &str, message: &Invocation, input: Vec<u8>) {
+    let row = NewTurn {
+        id: id.into(),
+        agent: message.agent.clone(),
+        session: message.session.clone(),
+        idempotency_key: message.idempotency_key.clone(),
+        digest: String::new(),
+        input,
+        seed: vec![7; 32],
+        accepted_at_ms: 1,
+        number: None,
+    };
+    assert!(matches!(host.store().accept_turn(row).await.expect("stored"), Acceptance::New(_)));
+}
+
+async fn phase(host: &Host, agent: &str, turn: &str) -> TurnPhase {
+    host.agents.turn(agent, "s", turn).await.expect("kept").phase
+}
+
+#[tokio::test]
+async fn a_message_whose_caller_goes_while_it_is_accepted_is_taken_all_the_same() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    {
+        let mut accepting = pin!(host.agents.invoke(detached("count", "go")));
+        let waker = std::task::Waker::noop();
+        assert!(accepting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    until(async || host.agents.session("count", "s").await.ok()).await;
+    assert_eq!(host.open_turns().await, 0);
+}
+
+#[tokio::test]
+async fn a_turn_without_an_owner_is_found_by_itself_and_by_its_key() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    let keyed = Invocation { idempotency_key: Some("k".into()), ..invocation("echo", "s", "once") };
+    stored(&host, "asked-for", &keyed, Input::encode(&keyed)).await;
+    let found = host.agents.invoke(keyed).await.expect("it is found");
+    assert_eq!(found.turn_id(), "asked-for");
+    assert_eq!(found.outcome().await.expect("it runs").text, "once");
+
+    let alone = detached("echo", "alone");
+    stored(&host, "alone", &alone, Input::encode(&alone)).await;
+    let outcome = until(async || match phase(&host, "echo", "alone").await {
+        TurnPhase::Done { outcome, .. } => Some(outcome),
+        _ => None,
+    });
+    assert_eq!(outcome.await.text, "alone");
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_read_fails_alone() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    let message = detached("echo", "hi");
+    stored(&host, "unreadable", &message, b"{\"text\":".to_vec()).await;
+    stored(&host, "readable", &message, Input::encode(&message)).await;
+    let host = host.restart().await;
+    let readable = host.agents.follow("echo", "s", "readable").await.expect("kept").outcome().await;
+    assert_eq!(readable.expect("it runs").text, "hi");
+    let TurnPhase::Failed { message, .. } = phase(&host, "echo", "unreadable").await else {
+        panic!("it cannot be run")
+    };
+    assert!(message.contains("unreadable"), "{message}");
+}
+
+#[tokio::test]
+async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_stopped_in_order_is_not() {
+    let patient = "[limits]\ncpu_ms = 30000";
+    let mut host = Host::start().await;
+    host.deploy("spin", patient, spinner()).await.expect("valid");
+    let spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken").turn_id().to_owned();
+    let running = async |host: &Host| {
+        until(async || {
+            let live = host.agents.follow("spin", "s", &spins).await.expect("kept").next().await;
+            live.is_some().then_some(())
+        })
+        .await;
+        assert!(matches!(phase(host, "spin", &spins).await, TurnPhase::Running { .. }));
+    };
+    running(&host).await;
+    for _ in 0..4 {
+        host = host.restart().await;
+        running(&host).await;
+    }
+    for losses in 1..=3 {
+        host = host.crash().await.start(RuntimeOptions::default()).await;
+        if losses < 3 {
+            running(&host).await;
+        }
+    }
+    let TurnPhase::Failed { code, message, .. } = phase(&host, "spin", &spins).await else {
+        panic!("it is given up")
+    };
+    assert_eq!(code, "turn_lost");
+    assert!(message.contains("died 3 times"), "{message}");
+    assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session goes on");
+}
+
+#[tokio::test]
+async fn turns_that_wait_for_turns_never_take_the_last_places() {
+    let one = RuntimeOptions { max_instances: 1, ..granting(&["agent:*/*"]) };
+    let host = Host::with(one).await;
+    host.deploy("orders", "", echoing()).await.expect("valid");
+    host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
+    let ask = async |session| host.answer("desk", session, "agent:orders/find").await;
+    let answers = async { tokio::join!(ask("a"), ask("b"), ask("c")) };
+    let answers =
+        tokio::time::timeout(Duration::from_secs(20), answers).await.expect("nobody waits for ever");
+    let answer = || r#"{"id":1}"#.to_owned();
+    assert_eq!(answers, (answer(), answer(), answer()));
+}
+
+#[tokio::test]
+async fn a_call_of_an_agent_that_failed_is_found_again_and_one_of_a_client_may_be_made_again() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    // A trap leaves a line in the log.
+    host.deploy("orders", "", finder("", "unreachable", 0)).await.expect("valid");
+    for (callers, runs) in [(vec!["desk".to_owned()], 1), (Vec::new(), 3)] {
+        let call = Invocation {
+            data: Some(json!({"id": 1})),
+            origin: Origin::Tool(ToolOrigin { name: "find".into(), callers, hops: 0 }),
+            idempotency_key: Some(format!("call {runs}")),
+            ..detached("orders", "")
+        };
+        for _ in 0..2 {
+            let outcome = host.agents.invoke(call.clone()).await.expect("taken").outcome().await;
+            assert!(outcome.expect_err("it traps").to_string().contains("trapped"));
+        }
+        let lines = host.agents.logs(&LogFilter::default(), None, 100).await.expect("readable");
+        assert_eq!(lines.iter().filter(|line| line.message.contains("trapped")).count(), runs);
+    }
+}
+
+#[tokio::test]
+async fn a_session_whose_actor_panicked_answers_again() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    assert_eq!(host.answer("echo", "s", "before").await, "before");
+    host.agents.panic_in("echo", "s");
+    until(async || (host.agents.loaded_sessions() == 0).then_some(())).await;
+    assert_eq!(host.answer("echo", "s", "after").await, "after");
+}
