@@ -268,12 +268,53 @@ pub fn tiny_model(folder: &Path) {
 }
 
 pub async fn deploy_ledger(url: &str) {
-    let component = tokio::task::spawn_blocking(|| guest("ledger")).await.unwrap();
+    deploy(url, "ledger").await;
+}
+
+async fn deploy(url: &str, name: &'static str) {
+    let component = tokio::task::spawn_blocking(|| guest(name)).await.unwrap();
     let form = reqwest::multipart::Form::new()
-        .text("manifest", "name = \"ledger\"")
+        .text("manifest", format!("name = \"{name}\""))
         .part("component", reqwest::multipart::Part::bytes(component.to_vec()).file_name("agent.wasm"));
     let response = client().post(format!("{url}/v1/agents")).multipart(form).send().await.unwrap();
     assert_eq!(response.status(), 201);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_race_has_the_same_end_after_a_crash() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let start = || {
+        let (model, data) = (model.path().to_owned(), data.path().to_owned());
+        tokio::task::spawn_blocking(move || Process::start(&model, &data))
+    };
+    let mut process = start().await.unwrap();
+    deploy(&process.url, "race").await;
+    for round in 0..10 {
+        let turns = format!("/v1/agents/race/sessions/{round}");
+        let send = client().post(format!("{}{turns}/messages", process.url)).json(&json!({"text": "go"}));
+        let accepted = send.header("prefer", "respond-async").send().await.unwrap();
+        let accepted: Value = accepted.json().await.unwrap();
+        let turn = format!("{turns}/turns/{}", accepted["turn_id"].as_str().unwrap());
+        let mut events = client().get(format!("{}{turn}/events", process.url)).send().await.unwrap();
+        let (mut seen, mut generates) = (String::new(), false);
+        while !generates && let Some(chunk) = events.chunk().await.unwrap() {
+            seen.push_str(&String::from_utf8_lossy(&chunk));
+            generates = seen.contains("event: delta");
+        }
+        process.kill();
+        process = start().await.unwrap();
+        let state: Value =
+            client().get(format!("{}{turn}", process.url)).send().await.unwrap().json().await.unwrap();
+        let ended = client().get(format!("{}{turn}/events", process.url)).send().await.unwrap();
+        let ended = ended.text().await.unwrap();
+        assert!(ended.contains("event: done") && ended.contains("\"short\""), "{ended}");
+        if state["state"] != "done" {
+            process.kill();
+            return;
+        }
+    }
+    panic!("no turn was cut off");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use crate::{
 use serde_json::Value;
 use skep_store::{ApprovalRow, Decision, NewApproval, Verdict};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -61,8 +61,8 @@ struct Inner {
     waiting: HashMap<u32, Waiting>,
     /// Turns of other agents that were called and are parked.
     called: HashMap<u32, Parked>,
-    /// Calls of the model that a person approved.
-    approved: BTreeSet<String>,
+    /// Calls of the model that a person approved, by their ids: the tool and the arguments that the person saw.
+    approved: HashMap<String, (String, String)>,
 }
 
 struct Waiting {
@@ -93,17 +93,18 @@ impl TurnApprovals {
     /// Nothing is asked yet.
     pub(crate) fn new() -> Self {
         let (_, decided) = watch::channel(());
-        let (waiting, called, approved) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        let (waiting, called, approved) = (HashMap::new(), HashMap::new(), HashMap::new());
         TurnApprovals { inner: Mutex::new(Inner { decided, waiting, called, approved }) }
     }
 
-    /// Whether a person approved a call of the model.
-    pub(crate) fn is_approved(&self, call_id: &str) -> bool {
-        self.lock().approved.contains(call_id)
+    /// Whether a person approved a call of the model, as it is.
+    pub(crate) fn is_approved(&self, call_id: &str, tool: &str, arguments: &str) -> bool {
+        let inner = self.lock();
+        inner.approved.get(call_id).is_some_and(|seen| (&*seen.0, &*seen.1) == (tool, arguments))
     }
 
-    pub(crate) fn approve(&self, call_id: &str) {
-        self.lock().approved.insert(call_id.to_owned());
+    pub(crate) fn approve(&self, call_id: &str, tool: &str, arguments: &str) {
+        self.lock().approved.insert(call_id.to_owned(), (tool.to_owned(), arguments.to_owned()));
     }
 
     /// A call waits for a turn that is parked.
@@ -211,10 +212,19 @@ async fn ask_store(
         created_at_ms: now_ms,
         expires_at_ms: now_ms + u64::from(turn.agent.limits.approval_ms),
     };
+    // What the call follows from is stored first: after a crash, the guest asks the same again.
+    if !turn.journal.is_stored().await {
+        return Err(RuntimeError::Cancelled);
+    }
     services.store.ask_approval(&approval).await?;
     loop {
         decided.mark_unchanged();
         let row = services.store.approval(&id).await?.ok_or(RuntimeError::Cancelled)?;
+        // A word about another call is none about this one.
+        if (&*row.tool, &*row.arguments) != (tool, arguments) {
+            let (expected, made) = (row.tool, format!("{tool} with arguments that nobody was asked about"));
+            return Err(RuntimeError::Divergence { call: call.number(), expected, made });
+        }
         if call.shown() == 0 {
             turn.journal.shown(call, required(&row));
         }

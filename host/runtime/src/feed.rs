@@ -19,6 +19,8 @@ pub struct RunHandle {
     hold: Hold,
     /// Of the turn in front, if who reads this would rather not wait for people.
     in_front: Option<Parked>,
+    /// Of the session, whichever turn it runs.
+    session: Option<Parked>,
 }
 
 /// What becomes of the turn when its handle is dropped.
@@ -102,7 +104,15 @@ impl Feed {
 
     /// A reader of all events from the first one.
     pub(crate) fn follow(self: &Arc<Self>, hold: Hold) -> RunHandle {
-        RunHandle { feed: self.clone(), told: 0, last_id: None, end_told: false, hold, in_front: None }
+        RunHandle {
+            feed: self.clone(),
+            told: 0,
+            last_id: None,
+            end_told: false,
+            hold,
+            in_front: None,
+            session: None,
+        }
     }
 
     pub(crate) fn cancel(&self) {
@@ -158,6 +168,24 @@ impl RunHandle {
     pub(crate) fn behind(mut self, in_front: Parked) -> Self {
         self.in_front = Some(in_front);
         self
+    }
+
+    /// Of a turn that waits in this session.
+    pub(crate) fn in_session(mut self, session: Parked) -> Self {
+        self.session = Some(session);
+        self
+    }
+
+    /// Resolves when the turn, or the one that it waits behind, does nothing but wait for people.
+    pub(crate) fn idles(&self) -> impl Future<Output = ()> + use<> {
+        let (mut own, session) = (self.parked(), self.session.clone());
+        async move {
+            let Some(mut session) = session else { return own.begins().await };
+            tokio::select! {
+                () = own.begins() => {}
+                () = session.begins() => {}
+            }
+        }
     }
 
     /// The next event. `None` after `Done` or an error.

@@ -126,7 +126,7 @@ pub(crate) async fn call(
     arguments: &str,
     options: &CallOptions,
 ) -> Result<Result<String, ToolError>, Stopped> {
-    let mut call = turn.journal.call(Identity::new("tools.call", &(name, arguments, options)))?;
+    let mut call = turn.journal.begin(Identity::new("tools.call", &(name, arguments, options))).await?;
     if let Some((result, place)) = turn.journal.recorded(&mut call)? {
         place.reached().await;
         if let Ok(ToolName::Host { .. }) = resolve(turn, name) {
@@ -357,7 +357,7 @@ fn code(error: &ToolError) -> &'static str {
 
 /// What the agent may call now, or what it was told before a restart.
 pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
-    let mut call = turn.journal.call(Identity::new("tools.list", &()))?;
+    let mut call = turn.journal.begin(Identity::new("tools.list", &())).await?;
     let listed = match turn.journal.recorded(&mut call)? {
         Some((listed, place)) => {
             place.reached().await;
@@ -365,6 +365,7 @@ pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
         }
         None => {
             let listed = catalog::list(turn).await;
+            turn.journal.caught_up().await;
             turn.journal.ended(&call, &listed, Vec::new());
             listed
         }

@@ -72,7 +72,8 @@ impl Store {
                   AND NOT EXISTS (SELECT 1 FROM deliveries AS begun WHERE begun.state = {BEGUN}
                       AND begun.agent IS due.agent AND begun.session IS due.session AND begun.webhook IS due.webhook)
                   GROUP BY agent, session, webhook) AS deliveries ON events.key = deliveries.event
-             ORDER BY deliveries.wake_ms, deliveries.key LIMIT ?"
+             ORDER BY ROW_NUMBER() OVER (PARTITION BY events.principal ORDER BY deliveries.wake_ms, deliveries.key),
+                 deliveries.wake_ms, deliveries.key LIMIT ?"
         );
         let rows = query(sqlx::AssertSqlSafe(sql))
             .bind(now_ms as i64)

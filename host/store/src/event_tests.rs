@@ -55,6 +55,20 @@ async fn due(store: &Store, now_ms: u64) -> Vec<Delivery> {
 }
 
 #[tokio::test]
+async fn the_long_queue_of_one_tenant_does_not_hide_what_others_have() {
+    let store = with_agent().await;
+    for number in 0..20 {
+        let session = number.to_string();
+        store.publish(&event(&session, vec![to(&session)]), number).await.unwrap();
+    }
+    let other = NewEvent { principal: "q".into(), ..event("other", vec![to("other")]) };
+    store.publish(&other, 100).await.unwrap();
+    let first = store.due_deliveries(1_000, 3).await.unwrap();
+    let tenants: Vec<&str> = first.iter().map(|delivery| delivery.principal.as_str()).collect();
+    assert_eq!(tenants, ["p", "q", "p"]);
+}
+
+#[tokio::test]
 async fn an_event_is_taken_once_by_its_source_and_id() {
     let store = with_agent().await;
     assert_eq!(store.publish(&event("1", vec![to("s")]), 10).await.unwrap(), Published::New);

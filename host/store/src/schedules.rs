@@ -76,10 +76,12 @@ impl Store {
     pub async fn due_schedules(&self, now_ms: u64, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
         // With MIN, SQLite takes the other columns from the row that has it.
         let sql = format!(
-            "SELECT {COLUMNS}, MIN(wake_ms) FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
-             AND NOT EXISTS (SELECT 1 FROM schedules AS begun WHERE begun.agent = due.agent
-                 AND begun.target = due.target AND begun.state IN ({BEGUN}, {SETTLED}))
-             GROUP BY agent, target ORDER BY wake_ms LIMIT ?"
+            "SELECT * FROM
+                 (SELECT {COLUMNS}, MIN(wake_ms) FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
+                  AND NOT EXISTS (SELECT 1 FROM schedules AS begun WHERE begun.agent = due.agent
+                      AND begun.target = due.target AND begun.state IN ({BEGUN}, {SETTLED}))
+                  GROUP BY agent, target)
+             ORDER BY ROW_NUMBER() OVER (PARTITION BY principal ORDER BY wake_ms), wake_ms LIMIT ?"
         );
         let rows = query(sqlx::AssertSqlSafe(sql))
             .bind(now_ms as i64)

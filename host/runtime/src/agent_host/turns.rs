@@ -150,7 +150,7 @@ impl Inner {
         let place = session_key(&invocation);
         let request = turn_request(invocation, accepted_at_ms, standing, feed, live.clone(), active);
         match self.send(place, request) {
-            Ok(_) => Ok(handle),
+            Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
                 let failure = TurnFailure {
                     key,

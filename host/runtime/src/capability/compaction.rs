@@ -238,10 +238,12 @@ impl Compacting {
             Source::Recorded { record, place, reservation } => {
                 place.reached().await;
                 let usage = record.usage();
-                (repeat(record, reservation, None, None)?.text, Some(usage))
+                (repeat(record, reservation, None)?.text, Some(usage))
             }
             Source::Model { call, stream, reservation } => {
-                let outcome = match follow(&turn, &call, *stream, reservation, false, None).await {
+                let followed = follow(&turn, &call, *stream, reservation, false, None).await;
+                turn.journal.caught_up().await;
+                let outcome = match followed {
                     Ok(outcome) => outcome,
                     Err(error) => return Err(end(&turn, &call, error, None, None)),
                 };

@@ -48,7 +48,7 @@ pub(crate) async fn complete(
     {
         tokens.insert(0, bos);
     }
-    let mut call = turn.journal.call(Identity::new("complete", &(&info.name, &prompt, &options)))?;
+    let mut call = turn.journal.begin(Identity::new("complete", &(&info.name, &prompt, &options))).await?;
     let recorded = turn.journal.recorded(&mut call)?;
     if let Some((GenerationRecord::Refused(error), _place)) = recorded {
         return Ok(Err(error));
@@ -59,7 +59,7 @@ pub(crate) async fn complete(
     };
     if let Some((record, place)) = recorded {
         place.reached().await;
-        return Ok(repeat(record, reservation, None, None));
+        return Ok(repeat(record, reservation, None));
     }
     let mut request = GenerateRequest::new(tokens);
     request.sampling = chat.sampling;
@@ -77,7 +77,9 @@ pub(crate) async fn complete(
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
-    let (text, finished) = match follow_text(&turn, &call, stream, reservation, visible).await {
+    let followed = follow_text(&turn, &call, stream, reservation, visible).await;
+    turn.journal.caught_up().await;
+    let (text, finished) = match followed {
         Ok(followed) => followed,
         Err(error) => return Ok(Err(end(&turn, &call, error, None, None))),
     };

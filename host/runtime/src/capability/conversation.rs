@@ -90,12 +90,7 @@ impl ConversationSet {
 
     /// The name and the arguments of a call of the model that waits for its result.
     pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
-        self.opened.values().find_map(|conversation| {
-            let name = conversation.outstanding_call(id)?;
-            let inner = conversation.lock();
-            let mut calls = inner.transcript.messages().iter().rev().flat_map(|message| &message.tool_calls);
-            calls.find(|call| call.id == id).map(|call| (name, call.arguments.clone()))
-        })
+        self.opened.values().find_map(|conversation| conversation.outstanding_call(id))
     }
 
     /// A copy of `from` under a name that is free or whose conversation is empty.
@@ -183,8 +178,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// The name of the tool that this call is for, if its result is still to come.
-    pub(crate) fn outstanding_call(&self, id: &str) -> Option<String> {
+    /// The name of the tool that this call is for and its arguments, if its result is still to come.
+    pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
         let inner = self.lock();
         if !inner.transcript.needs_tool_results().iter().any(|needed| needed == id) {
             return None;
@@ -193,7 +188,7 @@ impl Conversation {
         messages
             .flat_map(|message| &message.tool_calls)
             .find(|call| call.id == id)
-            .map(|call| call.name.clone())
+            .map(|call| (call.name.clone(), call.arguments.clone()))
     }
 
     pub(crate) fn clear(&self) {

@@ -177,6 +177,7 @@ impl Begun {
         let Started { call, stream, visible, before, compacted_at } = started;
         let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
         let followed = follow(&turn, &call, *stream, reservation, visible, sink).await;
+        turn.journal.caught_up().await;
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
@@ -246,17 +247,23 @@ async fn recall(
     reservation: Reservation,
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
+    // The guest may make calls because of what it reads, and the result may be behind theirs.
+    if let (Some(sink), GenerationRecord::Ended { result: Ok(generation), .. }) = (sink, &record) {
+        sink.push(&generation.text);
+    }
     // If the summary failed, so did what was recorded.
     if let Some((compacting, engine)) = compacting
         && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
         before = compacted;
     }
+    // As the first time, it is not there at once.
+    tokio::task::yield_now().await;
     place.reached().await;
     if record.compacted_at().is_some() && record.is_ok() {
         generating.rewrite(&before)?;
     }
-    repeat(record, reservation, Some((generating, &before)), sink)
+    repeat(record, reservation, Some((generating, &before)))
 }
 
 /// What the guest is told of a message that was generated.
@@ -306,7 +313,6 @@ pub(super) fn repeat(
     record: GenerationRecord,
     reservation: Reservation,
     conversation: Option<(Generating, &Transcript)>,
-    sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
     let (result, usage, message) = match record {
         GenerationRecord::Refused(error) => return Err(error),
@@ -317,9 +323,6 @@ pub(super) fn repeat(
     let generation = result?;
     if let (Some(message), Some((generating, before))) = (message, conversation) {
         message.append(generating, before, &generation, usage)?;
-    }
-    if let Some(sink) = sink {
-        sink.push(&generation.text);
     }
     Ok(generation)
 }

@@ -48,12 +48,13 @@ impl Host for TurnContext {
 
 /// Answers from the journal, or makes the request.
 async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, HttpError>, Stopped> {
-    let mut call = turn.journal.call(Identity::new("fetch", &request))?;
+    let mut call = turn.journal.begin(Identity::new("fetch", &request)).await?;
     if let Some((record, place)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
         place.reached().await;
         turn.fetched_before(request.bytes(), record.body_bytes());
         return Ok(record.into_result());
     }
+    turn.journal.caught_up().await;
     let result = make_request(turn, &call, request).await?;
     turn.journal.ended(&call, &FetchRecord::new(&result), Vec::new());
     Ok(result)

@@ -299,14 +299,14 @@ fn check_result(
     result: ToolResult,
 ) -> Result<(String, String, Result<Value, String>), Error> {
     let ToolResult { call_id: id, outcome } = result;
-    let Some(name) = conversation.outstanding_call(&id) else {
+    let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
             "no tool call {:?} of this conversation waits for a result",
             super::log::cut(&id, 80)
         )));
     };
     let (content, outcome) = match outcome {
-        Ok(_) if turn.needs_approval(&name) && !turn.approvals.is_approved(&id) => {
+        Ok(_) if turn.needs_approval(&name) && !turn.approvals.is_approved(&id, &name, &arguments) => {
             let message =
                 format!("a person decides about calls of tool {name:?}; ask first, with `tools.approve`");
             return Err(Error::Denied(message));

@@ -20,12 +20,13 @@ impl HostWithStore<TurnContext> for Capabilities {
             tokio::time::sleep(Duration::from_millis(ms.into())).await;
             return Ok(());
         };
-        let mut call = turn.journal.call(Identity::new("sleep", &ms))?;
+        let mut call = turn.journal.begin(Identity::new("sleep", &ms)).await?;
         if let Some(((), place)) = turn.journal.recorded(&mut call)? {
             place.reached().await;
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(ms.into())).await;
+        turn.journal.caught_up().await;
         turn.journal.ended(&call, &(), Vec::new());
         Ok(())
     }

@@ -65,7 +65,7 @@ async fn approve(
     let identity = Identity::new("tools.approve", &(call_id, tool, arguments));
     let decided = approvals::decision(turn, identity, tool, arguments).await?;
     if decided.is_ok() {
-        turn.approvals.approve(call_id);
+        turn.approvals.approve(call_id, tool, arguments);
     }
     Ok(decided)
 }

@@ -2,6 +2,7 @@
 
 use super::{
     count,
+    places::Place,
     status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
@@ -58,9 +59,9 @@ pub(super) async fn advance(
 }
 
 impl Alarm {
-    pub(super) async fn ring(self) {
+    pub(super) async fn ring(self, place: Place) {
         let verdict = match self.invocation() {
-            Ok(invocation) => turn::take(&self.host, invocation).await,
+            Ok(invocation) => turn::take(&self.host, invocation, place).await,
             Err(error) => Verdict::Failed(crate::RuntimeError::Internal { message: error }),
         };
         self.note(verdict).await;

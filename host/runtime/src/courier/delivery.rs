@@ -2,6 +2,7 @@
 
 use super::{
     count,
+    places::Place,
     status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
@@ -23,10 +24,10 @@ pub(super) struct SessionDelivery {
 }
 
 impl SessionDelivery {
-    pub(super) async fn deliver(self) {
+    pub(super) async fn deliver(self, place: Place) {
         let Target::Session { agent, session } = &self.row.target else { return };
         let verdict = match self.invocation(agent, session) {
-            Ok(invocation) => turn::take(&self.host, invocation).await,
+            Ok(invocation) => turn::take(&self.host, invocation, place).await,
             Err(error) => Verdict::Failed(error),
         };
         self.note(agent, session, verdict).await;

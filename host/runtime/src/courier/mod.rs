@@ -8,11 +8,13 @@
 //! What has begun and nobody runs, because the database failed when it began or a task ended badly, is taken up again; what
 //! something came to is stored however often that fails.
 //!
-//! A session, and a webhook, gets one at a time.
+//! A session, and a webhook, gets one at a time. Alarms, events and webhooks have places of their own, and each tenant has
+//! its share of them.
 
 mod alarm;
 mod backoff;
 mod delivery;
+mod places;
 mod status;
 mod turn;
 mod webhook;
@@ -20,6 +22,7 @@ mod webhook;
 use crate::agent_host::{Services, WeakHost};
 use alarm::Alarm;
 use delivery::SessionDelivery;
+use places::{Place, Places};
 use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, StoreError, Target};
 pub(crate) use status::stored;
 use std::{
@@ -29,8 +32,6 @@ use std::{
 use tokio::task::{self, AbortHandle, JoinError, JoinSet};
 use webhook::WebhookDelivery;
 
-/// Alarms and deliveries that are under way at once.
-const MAX_RUNNING: usize = 64;
 /// Rows of each kind that are read at once.
 const PAGE: u32 = 128;
 /// How long the courier leaves a database alone that failed.
@@ -49,6 +50,9 @@ struct Round {
     has_strays: bool,
     /// Read, and not begun yet.
     ready: VecDeque<Due>,
+    alarms: Places,
+    events: Places,
+    webhooks: Places,
 }
 
 /// A row that has begun.
@@ -63,6 +67,15 @@ enum Due {
     Delivery(Box<Delivery>),
 }
 
+impl Due {
+    fn tenant(&self) -> &str {
+        match self {
+            Due::Alarm(row) => &row.schedule.principal,
+            Due::Delivery(row) => &row.principal,
+        }
+    }
+}
+
 impl Courier {
     pub(crate) fn start(services: Arc<Services>, host: WeakHost) -> Self {
         let round = Round {
@@ -73,6 +86,9 @@ impl Courier {
             // Those of the host before.
             has_strays: true,
             ready: VecDeque::new(),
+            alarms: Places::default(),
+            events: Places::default(),
+            webhooks: Places::default(),
         };
         Courier(tokio::spawn(round.run()).abort_handle())
     }
@@ -119,12 +135,12 @@ impl Round {
             if row.state == ScheduleState::Settled {
                 alarm::advance(&self.services, &row, None).await?;
             } else {
-                self.spawn_alarm(row);
+                self.begin_again(Due::Alarm(Box::new(row)));
             }
         }
         for row in deliveries {
             if !self.runs(&RowKey::Delivery(row.key)) {
-                self.spawn_delivery(row);
+                self.begin_again(Due::Delivery(Box::new(row)));
             }
         }
         self.has_strays = false;
@@ -153,18 +169,25 @@ impl Round {
             self.take_up().await?;
         }
         loop {
-            while self.running.len() < MAX_RUNNING {
-                let Some(due) = self.ready.pop_front() else { break };
-                self.begin(due).await?;
-            }
-            if self.running.len() >= MAX_RUNNING {
-                return Ok(u64::MAX);
+            let mut has_begun = false;
+            let mut must_wait = false;
+            while let Some(due) = self.ready.pop_front() {
+                match self.places_of(&due).take(due.tenant(), &self.services) {
+                    Some(place) => {
+                        self.begin(due, place).await?;
+                        has_begun = true;
+                    }
+                    // It is read again, so that it does not hide what others have.
+                    None => must_wait = true,
+                }
             }
             let (store, now_ms) = (&self.services.store, self.services.clock.now_ms());
-            let schedules = store.due_schedules(now_ms, PAGE).await?;
-            let deliveries = store.due_deliveries(now_ms, PAGE).await?;
-            self.ready.extend(schedules.into_iter().map(|row| Due::Alarm(Box::new(row))));
-            self.ready.extend(deliveries.into_iter().map(|row| Due::Delivery(Box::new(row))));
+            if has_begun || !must_wait {
+                let schedules = store.due_schedules(now_ms, PAGE).await?;
+                let deliveries = store.due_deliveries(now_ms, PAGE).await?;
+                self.ready.extend(schedules.into_iter().map(|row| Due::Alarm(Box::new(row))));
+                self.ready.extend(deliveries.into_iter().map(|row| Due::Delivery(Box::new(row))));
+            }
             if self.ready.is_empty() {
                 let next = [store.next_schedule_ms(now_ms).await?, store.next_delivery_ms(now_ms).await?];
                 return Ok(next.into_iter().flatten().min().unwrap_or(u64::MAX));
@@ -172,37 +195,57 @@ impl Round {
         }
     }
 
-    async fn begin(&mut self, due: Due) -> Result<(), StoreError> {
+    fn places_of(&self, due: &Due) -> &Places {
+        match due {
+            Due::Alarm(_) => &self.alarms,
+            Due::Delivery(row) => match row.target {
+                Target::Session { .. } => &self.events,
+                Target::Webhook(_) => &self.webhooks,
+            },
+        }
+    }
+
+    async fn begin(&mut self, due: Due, place: Place) -> Result<(), StoreError> {
         match due {
             Due::Alarm(row) => {
                 if let Some(row) = alarm::begin(&self.services, *row).await? {
-                    self.spawn_alarm(row);
+                    self.spawn_alarm(row, place);
                 }
             }
             Due::Delivery(mut row) => {
                 row.attempt += 1;
                 if self.services.store.begin_delivery(row.key, row.attempt).await? {
-                    self.spawn_delivery(*row);
+                    self.spawn_delivery(*row, place);
                 }
             }
         }
         Ok(())
     }
 
-    fn spawn_alarm(&mut self, row: ScheduleRow) {
+    /// What had begun before.
+    fn begin_again(&mut self, due: Due) {
+        let place = self.places_of(&due).take_again(due.tenant(), &self.services);
+        match due {
+            Due::Alarm(row) => self.spawn_alarm(*row, place),
+            Due::Delivery(row) => self.spawn_delivery(*row, place),
+        }
+    }
+
+    fn spawn_alarm(&mut self, row: ScheduleRow, place: Place) {
         let key = RowKey::Schedule(row.schedule.id.clone());
         let alarm = Alarm { services: self.services.clone(), host: self.host.clone(), row };
-        let task = self.running.spawn(alarm.ring());
+        let task = self.running.spawn(alarm.ring(place));
         self.rows.insert(task.id(), key);
     }
 
-    fn spawn_delivery(&mut self, row: Delivery) {
+    fn spawn_delivery(&mut self, row: Delivery, place: Place) {
         let (services, key) = (self.services.clone(), RowKey::Delivery(row.key));
         let task = match row.target {
             Target::Session { .. } => {
-                self.running.spawn(SessionDelivery { services, host: self.host.clone(), row }.deliver())
+                let delivery = SessionDelivery { services, host: self.host.clone(), row };
+                self.running.spawn(delivery.deliver(place))
             }
-            Target::Webhook(_) => self.running.spawn(WebhookDelivery { services, row }.deliver()),
+            Target::Webhook(_) => self.running.spawn(WebhookDelivery { services, row }.deliver(place)),
         };
         self.rows.insert(task.id(), key);
     }

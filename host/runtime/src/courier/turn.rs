@@ -1,6 +1,6 @@
 //! One turn of a session that nobody but the courier asked for.
 
-use super::backoff::Backoff;
+use super::{backoff::Backoff, places::Place};
 use crate::{Invocation, RuntimeError, TokensUsedUp, agent_host::WeakHost};
 
 /// From two seconds on, as long as the tries last.
@@ -22,12 +22,24 @@ pub(super) enum Verdict {
     HostEnds,
 }
 
-pub(super) async fn take(host: &WeakHost, invocation: Invocation) -> Verdict {
+/// Runs the turn. While it, or the one in front of it, only waits for people, it takes nobody's place.
+pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) -> Verdict {
     let Some(host) = host.upgrade() else { return Verdict::HostEnds };
     let taken = host.invoke_as_host(invocation).await;
     let is_open = || host.services().admit().is_ok();
     let result = match taken {
-        Ok(run) => run.outcome().await,
+        Ok(run) => {
+            let idle = run.idles();
+            let outcome = run.outcome();
+            tokio::pin!(outcome);
+            tokio::select! {
+                ended = &mut outcome => ended,
+                () = idle => {
+                    drop(place);
+                    outcome.await
+                }
+            }
+        }
         Err(error) => Err(error),
     };
     match result {

@@ -1,6 +1,6 @@
 //! An event on its way to a webhook.
 
-use super::{backoff::Backoff, count, status::stored};
+use super::{backoff::Backoff, count, places::Place, status::stored};
 use crate::{
     agent_host::Services,
     event::webhook::{Webhook, message, message_id},
@@ -40,7 +40,7 @@ enum Verdict {
 }
 
 impl WebhookDelivery {
-    pub(super) async fn deliver(self) {
+    pub(super) async fn deliver(self, _place: Place) {
         let Target::Webhook(id) = &self.row.target else { return };
         // One that was removed took its deliveries along.
         let Some(webhook) = self.services.webhooks.get(id) else { return };

@@ -187,15 +187,24 @@ impl Journal {
                 inner.fail(RuntimeError::Divergence { call: number, expected: before.name, made });
                 return Err(Stopped);
             }
-            Some(Recorded { result: Some(result), order, .. }) => {
-                Past::Ended { result, place: self.order.place(order) }
+            Some(Recorded { result: Some(result), order, made, .. }) => {
+                Past::Ended { result, place: self.order.place(order, made) }
             }
             Some(Recorded { tokens, taken_back, shown_bytes, dispatched, events, .. }) => {
                 shown = events;
                 Past::Begun { tokens, taken_back, shown_bytes, dispatched }
             }
         };
+        self.order.made(number);
         Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
+    }
+
+    /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
+    /// guest that waits for several always makes all of them.
+    pub(crate) async fn begin(&self, identity: Identity) -> Result<Call, Stopped> {
+        let call = self.call(identity)?;
+        tokio::task::yield_now().await;
+        Ok(call)
     }
 
     /// A call that is answered at once, by `make` or from the journal.
@@ -302,9 +311,10 @@ impl Journal {
     /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
         let value = serde_json::to_value(result).expect("results of host calls are always JSON");
-        let result = Record::Result { call: call.identity.clone(), value };
+        let mut inner = self.lock();
+        let result = Record::Result { call: call.identity.clone(), value, made: inner.next_call - 1 };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));
-        self.append(&mut self.lock(), call.number, records);
+        self.append(&mut inner, call.number, records);
     }
 
     /// A seed for the draws of a call.

@@ -29,8 +29,13 @@ pub(super) enum Record {
     },
     /// A call that may not be made twice is about to be made.
     Dispatched { call: Identity },
-    /// What a call came to.
-    Result { call: Identity, value: Value },
+    /// What a call came to, and how many calls the guest had made by then.
+    Result {
+        call: Identity,
+        value: Value,
+        #[serde(default)]
+        made: u32,
+    },
     /// What the caller was shown of a call that goes on.
     Shown { call: Identity, event: RunEvent },
     /// Something else that the caller was shown.

@@ -24,6 +24,8 @@ pub(super) struct Recorded {
     pub(super) result: Option<Value>,
     /// How many results came before this one.
     pub(super) order: u32,
+    /// How many calls the guest had made when it came.
+    pub(super) made: u32,
 }
 
 /// A journal as it was read.
@@ -64,11 +66,12 @@ impl Replay {
                     recorded.identity = Some(call);
                     recorded.events += 1;
                 }
-                Record::Result { call, value } => {
+                Record::Result { call, value, made } => {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.result = Some(value);
                     recorded.order = replay.results;
+                    recorded.made = made;
                     replay.results += 1;
                 }
                 Record::Event(_) => {}
@@ -78,48 +81,66 @@ impl Replay {
     }
 }
 
-/// Lets recorded results through in the order in which they came the first time, because a guest that waits for several
-/// at once may do something else in another order.
+/// Lets recorded results through in the order in which they came the first time, and none before the guest has made the
+/// calls that it had made by then: a guest that waits for several at once may do something else in another order, and one
+/// that gets the first result too early never makes the second call.
 #[derive(Debug)]
 pub(super) struct Order {
-    delivered: watch::Sender<u32>,
+    reached: watch::Sender<Reached>,
     /// Results that there are.
     results: u32,
+}
+
+/// How far the guest has come.
+#[derive(Debug, Default)]
+struct Reached {
+    made: u32,
+    delivered: u32,
 }
 
 /// The place of one result. Dropping it lets the next one through.
 #[derive(Debug)]
 pub(crate) struct Place {
-    delivered: watch::Sender<u32>,
+    reached: watch::Sender<Reached>,
     place: u32,
+    made: u32,
 }
 
 impl Order {
     pub(super) fn new(results: u32) -> Self {
-        Order { delivered: watch::Sender::new(0), results }
+        Order { reached: watch::Sender::default(), results }
+    }
+
+    /// The guest makes this call, the one after its last.
+    pub(super) fn made(&self, call: u32) {
+        self.reached.send_if_modified(|reached| {
+            reached.made = call;
+            reached.delivered < self.results
+        });
     }
 
     /// Resolves when all of them have been delivered.
     pub(super) async fn ended(&self) {
         // The sender is part of this; it is not dropped meanwhile.
-        let _ = self.delivered.subscribe().wait_for(|delivered| *delivered >= self.results).await;
+        let _ = self.reached.subscribe().wait_for(|reached| reached.delivered >= self.results).await;
     }
 
-    pub(super) fn place(&self, place: u32) -> Place {
-        Place { delivered: self.delivered.clone(), place }
+    pub(super) fn place(&self, place: u32, made: u32) -> Place {
+        Place { reached: self.reached.clone(), place, made }
     }
 }
 
 impl Place {
-    /// Resolves when all results that came before have been delivered.
+    /// Resolves when all results that came before have been delivered, and all calls that were made before are made.
     pub(crate) async fn reached(&self) {
+        let is_next = |reached: &Reached| reached.delivered >= self.place && reached.made >= self.made;
         // The sender is part of this; it is not dropped meanwhile.
-        let _ = self.delivered.subscribe().wait_for(|delivered| *delivered >= self.place).await;
+        let _ = self.reached.subscribe().wait_for(is_next).await;
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.delivered.send_modify(|delivered| *delivered += 1);
+        self.reached.send_modify(|reached| reached.delivered += 1);
     }
 }

@@ -202,3 +202,31 @@ async fn a_call_without_a_result_waits_for_all_results_that_there_were() {
 fn polled_once<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
     future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
 }
+
+#[tokio::test]
+async fn a_result_waits_for_the_calls_that_were_made_before_it_came() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    // A race: the first of two calls ends while the second is under way, and nobody waits for that one any more.
+    let post = journal.begin(identity("fetch", 1)).await.expect("live");
+    let sleep = journal.begin(identity("sleep", 2)).await.expect("live");
+    journal.ended(&post, &"posted", Vec::new());
+    drop((post, sleep));
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let mut post = journal.begin(identity("fetch", 1)).await.expect("recorded");
+    let (result, place) = journal.recorded::<String>(&mut post).expect("readable").expect("it ended");
+    assert_eq!(result, "posted");
+    let pending = tokio::time::timeout(std::time::Duration::from_millis(50), place.reached()).await;
+    assert!(pending.is_err(), "the second call is not made yet");
+    let sleep = journal.begin(identity("sleep", 2)).await.expect("recorded");
+    place.reached().await;
+    // The second call goes on only when the first has its result.
+    let pending = tokio::time::timeout(std::time::Duration::from_millis(50), journal.caught_up()).await;
+    assert!(pending.is_err(), "the guest has no result yet");
+    drop((place, post));
+    journal.caught_up().await;
+    drop(sleep);
+    assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
+}

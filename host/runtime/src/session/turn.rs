@@ -34,7 +34,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use skep_engine::Affinity;
 use skep_store::{
-    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, StoreError, TurnCommit, TurnFailure, TurnKey, TurnState,
+    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, StoreError, TurnCommit, TurnFailure, TurnKey,
+    TurnState,
 };
 use std::{
     sync::{

@@ -3,16 +3,17 @@
 use super::{
     durability::detached,
     fixture::{Host, invocation, until},
-    guest::{counter, echo, spinner},
+    guest::{Guest, counter, echo, spinner},
     tools::{caller, echoing, finder, granted, granting},
+    waker::waker,
 };
-use crate::{Invocation, LogFilter, Origin, RuntimeOptions, ToolOrigin, TurnPhase, session::Input};
+use crate::{Event, Invocation, LogFilter, Origin, RuntimeOptions, ToolOrigin, TurnPhase, session::Input};
 use serde_json::json;
-use skep_store::{Acceptance, NewTurn};
+use skep_store::{Acceptance, Decision, NewApproval, NewTurn, TurnKey, Verdict};
 use std::{future::Future, pin::pin, task::Context, time::Duration};
 
 /// A message that is stored, and whose owner was lost before its session had it.
-async fn stored(host: &Host, id: &str, message: &Invocation, input: Vec<u8>) {
+async fn stored(host: &Host, id: &str, message: &Invocation, input: Vec<u8>) -> TurnKey {
     let row = NewTurn {
         id: id.into(),
         agent: message.agent.clone(),
@@ -24,7 +25,10 @@ async fn stored(host: &Host, id: &str, message: &Invocation, input: Vec<u8>) {
         accepted_at_ms: 1,
         number: None,
     };
-    assert!(matches!(host.store().accept_turn(row).await.expect("stored"), Acceptance::New(_)));
+    match host.store().accept_turn(row).await.expect("stored") {
+        Acceptance::New(key) => key,
+        Acceptance::Known(key) => panic!("{key:?} is known"),
+    }
 }
 
 async fn phase(host: &Host, agent: &str, turn: &str) -> TurnPhase {
@@ -155,4 +159,71 @@ async fn a_session_whose_actor_panicked_answers_again() {
     host.agents.panic_in("echo", "s");
     until(async || (host.agents.loaded_sessions() == 0).then_some(())).await;
     assert_eq!(host.answer("echo", "s", "after").await, "after");
+}
+
+#[tokio::test]
+async fn a_word_about_other_arguments_is_no_word_about_a_call() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
+    let message = detached("desk", "agent:orders/find");
+    // As if the guest had asked about something else before a crash.
+    host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
+    let turn = stored(&host, "t1", &message, Input::encode(&message)).await;
+    let asked = NewApproval {
+        id: "t1-1".into(),
+        turn,
+        tool: "agent:orders/find".into(),
+        arguments: r#"{"id":2}"#.into(),
+        created_at_ms: 1,
+        expires_at_ms: u64::MAX >> 1,
+    };
+    host.store().ask_approval(&asked).await.expect("asked");
+    let approved =
+        Decision { verdict: Verdict::Approved, reason: None, decided_by: "ann".into(), decided_at_ms: 2 };
+    assert!(host.store().decide_approval("t1-1", &approved).await.expect("decided"));
+    let outcome = host.agents.follow("desk", "s", "t1").await.expect("kept").outcome().await;
+    let error = outcome.expect_err("nobody saw these arguments");
+    assert_eq!(error.code(), "divergence", "{error}");
+    host.agents.session("orders", "desk~s").await.expect_err("nothing was called");
+}
+
+/// Takes events; each asks a person about a call.
+fn asking() -> Guest {
+    let guest = caller();
+    let module = format!(
+        r#"{} (data (i32.const 3000) "agent:orders/find")
+        (func (export "skep:agent/event-handler@0.1.0#on-event")
+            (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i64 i64 i32) (result i32)
+            (call $call (i32.const 3000) (i32.const 17) (i32.const 512) (i32.const 8) (i32.const 0) (i32.const 0)
+                (i32.const 600))
+            (i32.store8 (i32.const 200) (i32.const 0))
+            (i32.const 200))"#,
+        guest.module
+    );
+    Guest { world: "export skep:agent/event-handler@0.1.0;", module: module.leak(), ..guest }
+}
+
+#[tokio::test]
+async fn turns_that_wait_for_people_stop_no_event() {
+    let host = Host::with(granting(&["agent:*/*"])).await;
+    host.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
+    let trigger = |topic: &str| format!("[[trigger.event]]\ntopic = \"{topic}\"\nsession = \"{{data.to}}\"");
+    let asks = format!("{}\n{}", granted("\"agent:orders/find\""), trigger("ask.*"));
+    host.deploy("asks", &asks, asking()).await.expect("valid");
+    host.deploy("w", &trigger("order.*"), waker()).await.expect("valid");
+    let event = |topic: &str, to: String| Event {
+        id: None,
+        source: "shop".into(),
+        topic: topic.into(),
+        data: Some(json!({ "to": to })),
+        at_ms: None,
+        principal: "local".into(),
+    };
+    for number in 0..80 {
+        host.agents.publish(event("ask.x", format!("s{number}"))).await.expect("taken");
+    }
+    let asked = async || host.agents.approvals(None, 100).await.expect("listed").len();
+    until(async || (asked().await == 80).then_some(())).await;
+    host.agents.publish(event("order.x", "s".into())).await.expect("taken");
+    until(async || (host.answer("w", "s", "E").await.len() == 1).then_some(())).await;
 }
