@@ -2,8 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::{Error, ErrorKind};
-
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -21,12 +19,12 @@ const MONTHS: [&str; 12] = [
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Now, in UTC, in C's format.
-pub(super) fn strftime_now(format: String) -> Result<String, Error> {
+pub(super) fn strftime_now(format: &str) -> Result<String, String> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    strftime(&format, seconds)
+    strftime(format, seconds)
 }
 
-fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
+fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let days = seconds / 86_400;
     let (year, month, day) = civil_date(days);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
@@ -66,9 +64,8 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
             Some('Z') => "UTC".to_owned(),
             Some('%') => "%".to_owned(),
             other => {
-                let message =
-                    format!("strftime_now does not know %{}", other.map_or(String::new(), String::from));
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
+                let code = other.map_or(String::new(), String::from);
+                return Err(format!("strftime_now does not know %{code}"));
             }
         });
     }

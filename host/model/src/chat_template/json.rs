@@ -86,7 +86,7 @@ pub(super) fn ascii(text: &str) -> String {
 }
 
 /// The shortest digits that read back, with an exponent of two digits below 1e-4 and from 1e16 on.
-fn float(value: f64) -> String {
+pub(super) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     match exponent.parse::<i32>().unwrap_or_default() {

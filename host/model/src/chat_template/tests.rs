@@ -54,7 +54,7 @@ fn a_templates_own_complaint_is_told() {
 fn broken_and_endless_templates_are_errors() {
     assert!(ChatTemplate::new("{% for x in %}", None, None).is_err());
     assert!(ChatTemplate::new(&" ".repeat(MAX_SOURCE_BYTES + 1), None, None).is_err());
-    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
+    let endless = "{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}";
     let error = render(endless, json!([])).unwrap_err().to_string();
     assert!(error.contains("steps"), "{error}");
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
@@ -151,4 +151,98 @@ fn a_template_that_walks_backward_cuts_earlier_thoughts() {
     let expected =
         "user: a\nassistant: yes\nuser: b\n<think>\nhm\n</think>\n\nassistant: yes\nuser: <result>1</result>";
     assert_eq!(render(source, messages).unwrap(), expected);
+}
+
+/// Each makes something that doubles sixty times or nests without end.
+const HOSTILE: [&str; 22] = [
+    "{% set ns.x = ns.x + ns.x %}",
+    "{% set ns.x = ns.x ~ ns.x %}",
+    "{% set ns.x = ns.x * 9 %}",
+    "{% set ns.x = [ns.x, ns.x] %}{% set y = ns.x | string %}",
+    "{% set ns.x = [ns.x, ns.x] %}{% set y = ns.x | tojson(indent=9) %}",
+    "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% set y = ns.x == ns.x %}",
+    "{% set ns.x = (ns.x | list + ns.x | list) | join %}",
+    "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}",
+    "{% set ns.x = ns.x | replace('a', 'aa') %}",
+    "{% set ns.x = ns.x.replace('', ns.x) %}",
+    "{% set ns.x = [ns.x, ns.x] | join(ns.x) %}",
+    "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
+    "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+    "{% set ns.x = ns.x | indent(1000000) | indent(ns.x, true) %}",
+    "{% set ns.x = ns.x | batch(99999999999, 'a') | list | join %}",
+    "{% set ns.x = ns.x[0:] ~ ns.x[::-1] %}",
+    "{% set ns.x = ns.x | upper | lower ~ ns.x | title %}",
+    "{% set ns.x = [ns.x, ns.x] | map('replace', 'a', ns.x) | join %}",
+    "{% set ns.x = (ns.x ~ ns.x) | e %}",
+    "{{ ns.x * 99999999999999 }}",
+    "{{ double('a') }}",
+    "{% for y in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+];
+
+/// In a process of its own, to which the system gives no more than this.
+#[cfg(target_os = "linux")]
+#[test]
+fn hostile_templates_end_within_bounds_of_memory_and_time() {
+    const ADDRESS_SPACE_KIB: u32 = 768 << 10;
+    let test = "chat_template::tests::hostile_templates_are_errors_in_seconds";
+    let limited = format!("ulimit -v {ADDRESS_SPACE_KIB} && exec \"$0\" --exact {test} --test-threads 1");
+    let program = std::env::current_exe().expect("the test itself");
+    let output =
+        std::process::Command::new("sh").arg("-c").arg(limited).arg(program).output().expect("a shell");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn hostile_templates_are_errors_in_seconds() {
+    for hostile in HOSTILE {
+        let source = format!(
+            "{{% macro double(x) %}}{{{{ double(x ~ x) }}}}{{% endmacro %}}{{% set ns = namespace(x='ab') %}}\
+             {{% for i in range(60) %}}{hostile}{{% endfor %}}{{{{ ns.x }}}}"
+        );
+        let begun = std::time::Instant::now();
+        let error = render(&source, json!([])).expect_err(hostile).to_string();
+        let bounds = ["bytes of texts and lists", "steps", "nest deeper"];
+        assert!(bounds.iter().any(|bound| error.contains(bound)), "{hostile}: {error}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{hostile}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_long_conversation_is_within_the_bounds() {
+    let messages: Vec<_> = (0..10_000)
+        .map(|turn| json!({"role": "user", "content": format!("{turn} {}", "word ".repeat(200))}))
+        .collect();
+    let source = "{% set ns = namespace(n=0) %}{% for m in messages %}{% set c = m.content.strip().split('</think>')[-1].lstrip('\n') %}\
+        {{ '<|' + m.role + '|>\n' + c + '<|end|>\n' }}{% set ns.n = ns.n + c | length %}{% endfor %}{{ ns.n }}";
+    let text = ChatTemplate::new(source, None, None).unwrap().render(&messages, None, true).unwrap();
+    assert!(text.len() > 10_000_000 && text.ends_with("10038890"), "{}", &text[text.len() - 20..]);
+}
+
+/// Syntax that nests, and chains that do not.
+#[test]
+fn deep_syntax_is_refused_and_long_syntax_is_not() {
+    for (open, close) in
+        [("(", ")"), ("[", "]"), ("{1:", "}"), ("not ", ""), ("-", ""), ("1 if 1 else ", ""), ("f(", ")")]
+    {
+        let source = format!("{{{{ {}1{} }}}}", open.repeat(50_000), close.repeat(50_000));
+        let error = ChatTemplate::new(&source, None, None).expect_err(open).to_string();
+        assert!(error.contains("nests deeper"), "{error}");
+    }
+    for open in ["{% if 1 %}", "{% for x in [1] %}", "{% macro f() %}", "{% generation %}"] {
+        let error = ChatTemplate::new(&open.repeat(20_000), None, None).expect_err(open).to_string();
+        assert!(error.contains("nests deeper"), "{error}");
+    }
+    for (link, expected) in
+        [("+1", "20001"), (" is defined", "True"), ("|abs", "1"), (" and 1", "1"), ("<2", "False")]
+    {
+        let source = format!("{{{{ 1{} }}}}", link.repeat(20_000));
+        assert_eq!(render(&source, json!([])).unwrap(), expected, "{link}");
+    }
+    let branches = format!("{{% if 0 %}}{}{{% else %}}x{{% endif %}}", "{% elif 0 %}".repeat(20_000));
+    assert_eq!(render(&branches, json!([])).unwrap(), "x");
 }
