@@ -36,6 +36,6 @@ pub use policy::Policy;
 pub use request::{Request, Response};
 pub use reqwest::{Method, Url, header};
 pub use resolve::{Resolve, SystemResolver};
-pub use secret::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret, Secrets, check_secret_value};
+pub use secret::{Secret, Secrets, check_secret_value};
 pub use tool_server::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use webhook::{WebhookAnswer, WebhookMessage, WebhookSecret, check_webhook_url};

@@ -10,7 +10,7 @@
 mod spelling;
 mod strength;
 
-pub use strength::{MAX_SECRET_BYTES, MIN_SECRET_BYTES, check_secret_value};
+pub use strength::check_secret_value;
 
 use crate::{Origin, OutboundError, Policy, Request};
 use reqwest::{

@@ -4,8 +4,8 @@
 //! and whoever can watch that happen could guess it.
 
 /// Shorter ones can be guessed.
-pub const MIN_SECRET_BYTES: usize = 12;
-pub const MAX_SECRET_BYTES: usize = 4 << 10;
+const MIN_SECRET_BYTES: usize = 12;
+const MAX_SECRET_BYTES: usize = 4 << 10;
 /// By the estimate below; twelve random letters have 40.
 const MIN_BITS: f64 = 30.0;
 /// What people and manuals write where a secret should be.
