@@ -10,7 +10,10 @@ use std::{
     borrow::Cow,
     error::Error,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -43,17 +46,24 @@ type Chooser = Box<dyn FnMut(Moment) -> Option<Fault> + Send>;
 
 /// The faults of one store; clones are the same.
 #[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<Option<Chooser>>>);
+pub struct Faults(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    chooser: Mutex<Option<Chooser>>,
+    /// The connection has a handler that interrupts statements.
+    interrupts: AtomicBool,
+}
 
 impl Faults {
     /// Asks this from now on which fault there is.
     pub fn choose(&self, chooser: impl FnMut(Moment) -> Option<Fault> + Send + 'static) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(chooser));
+        *self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(chooser));
     }
 
     /// No more of them.
     pub fn end(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(crate) async fn meet(
@@ -61,11 +71,12 @@ impl Faults {
         moment: Moment,
         connection: &mut SqliteConnection,
     ) -> Result<(), sqlx::Error> {
-        let fault = match self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        let fault = match self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             Some(chooser) => chooser(moment),
-            None => return Ok(()),
+            None => None,
         };
-        if matches!(moment, Moment::Write | Moment::Commit) {
+        // It was for one write.
+        if self.0.interrupts.swap(false, Ordering::AcqRel) {
             connection.lock_handle().await?.remove_progress_handler();
         }
         match fault {
@@ -75,6 +86,7 @@ impl Faults {
                 Ok(())
             }
             Some(Fault::Interrupted(instructions)) => {
+                self.0.interrupts.store(true, Ordering::Release);
                 connection.lock_handle().await?.set_progress_handler(instructions.max(1), || false);
                 Ok(())
             }
