@@ -124,8 +124,8 @@ pub enum RuntimeError {
     )]
     DeadlineExceeded,
     #[error(
-        "turn {turn} is given up: the host died {losses} times while it ran and got no further, so it may be what ends the \
-         host; see the host's log and the limits of its agent, and send the message again under a new key"
+        "turn {turn} is given up: the host died or failed {losses} times while it ran and got no further, so it may be the \
+         reason; see the host's log and the limits of its agent, and send the message again under a new key"
     )]
     TurnLost { turn: String, losses: u32 },
     #[error("the turn was cancelled")]

@@ -7,6 +7,7 @@
 
 mod accepted;
 mod actor;
+mod ending;
 mod entry;
 mod settlement;
 mod turn;
@@ -14,9 +15,10 @@ mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Message, Standing};
 pub(crate) use actor::{Answer, Command, decode_conversation};
+pub(crate) use ending::StoredFailure;
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
-pub(crate) use turn::{StoredFailure, TurnRequest};
+pub(crate) use turn::TurnRequest;
 
 use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked};
 use actor::Actor;
@@ -28,7 +30,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    watch,
+};
 
 /// What a caller is told to wait who finds a mailbox full.
 const RETRY_AFTER_MS: u32 = 1_000;
@@ -63,7 +68,8 @@ struct Loaded {
     parked: Parked,
     remembered: Remembered,
     used_at: Instant,
-    alive: watch::Sender<()>,
+    /// The actor ends when this is dropped.
+    _alive: watch::Sender<()>,
 }
 
 /// What one session remembers, as part of the sum over all.
@@ -148,9 +154,14 @@ impl Sessions {
         for turn in turns {
             let command = Command::Turn(Box::new(turn));
             let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
-            if session.mailbox.try_send(envelope).is_err() {
-                let SessionKey { agent, session } = &key;
-                tracing::debug!(agent, session, "a turn waits for room in its mailbox");
+            let sent = session.mailbox.try_send(envelope);
+            if let Err(TrySendError::Full(envelope) | TrySendError::Closed(envelope)) = sent
+                && let Command::Turn(turn) = envelope.command
+            {
+                // It is found again; those who follow it by now have to ask again.
+                let message = "the turn waits for room in its session".to_owned();
+                let full = RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS };
+                turn.end.feed().end(0, Err(full));
             }
         }
     }
@@ -171,8 +182,9 @@ impl Sessions {
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
         let ended: Vec<Loaded> =
             self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();
-        for Loaded { mailbox, alive, .. } in ended {
-            drop(alive);
+        // All of them hear it before any of them is waited for: one may wait for another.
+        let mailboxes: Vec<_> = ended.into_iter().map(|Loaded { mailbox, .. }| mailbox).collect();
+        for mailbox in mailboxes {
             mailbox.closed().await;
         }
     }
@@ -228,7 +240,7 @@ impl Sessions {
             parked: Parked::new(parked),
             remembered,
             used_at: Instant::now(),
-            alive,
+            _alive: alive,
         }
     }
 

@@ -43,15 +43,21 @@ impl Store {
         component: &[u8],
         schedules: &[NewSchedule],
     ) -> Result<u64, StoreError> {
-        // Of one with this name that was deleted, nothing may be left.
-        self.finish_deleting(&agent.name).await?;
-        self.write(
-            (agent.clone(), component.to_vec(), schedules.to_vec()),
-            |connection, (agent, component, schedules)| {
-                Box::pin(put(connection, agent, component, schedules))
-            },
-        )
-        .await
+        loop {
+            // Of one with this name that was deleted, nothing may be left.
+            self.finish_deleting(&agent.name).await?;
+            let version = self
+                .write(
+                    (agent.clone(), component.to_vec(), schedules.to_vec()),
+                    |connection, (agent, component, schedules)| {
+                        Box::pin(put(connection, agent, component, schedules))
+                    },
+                )
+                .await?;
+            if let Some(version) = version {
+                return Ok(version);
+            }
+        }
     }
 
     /// Puts a kept version into force, with its schedules. Whether there is such a version.
@@ -112,13 +118,16 @@ impl Store {
     /// was there. It is gone at once; an error after that leaves the rest to [`Store::tidy`] or to the next deployment
     /// under its name.
     pub async fn delete_agent(&self, agent: &str) -> Result<bool, StoreError> {
-        let was_there = self
-            .write(agent.to_owned(), |connection, agent| Box::pin(mark_deleted(connection, agent)))
-            .await?;
         let (store, agent) = (self.clone(), agent.to_owned());
-        let rest = tokio::spawn(async move { store.finish_deleting(&agent).await });
-        rest.await.map_err(|_ended| StoreError::Closed)??;
-        Ok(was_there)
+        // It goes on also if nobody waits for it any more.
+        let deleting = tokio::spawn(async move {
+            let mark =
+                store.write(agent.clone(), |connection, agent| Box::pin(mark_deleted(connection, agent)));
+            let was_there = mark.await?;
+            store.finish_deleting(&agent).await?;
+            Ok(was_there)
+        });
+        deleting.await.map_err(|_ended| StoreError::Closed)?
     }
 
     /// Removes what is left of an agent that was deleted, if one was.
@@ -131,7 +140,7 @@ impl Store {
         if deleted.is_none() {
             return Ok(());
         }
-        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let _permit = self.piecework().await?;
         loop {
             let progress = self
                 .write((agent.to_owned(), self.piece), |connection, (agent, time)| {
@@ -150,8 +159,11 @@ async fn put(
     agent: &AgentRow,
     component: &[u8],
     schedules: &[NewSchedule],
-) -> Result<u64, StoreError> {
+) -> Result<Option<u64>, StoreError> {
     let failed = || StoreError::while_it("stored an agent");
+    if is_deleted(connection, &agent.name).await? {
+        return Ok(None);
+    }
     query("INSERT INTO components (digest, bytes) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
         .bind(&agent.digest)
         .bind(component)
@@ -192,7 +204,14 @@ async fn put(
     // At most one: that of the version that was too old.
     drop_orphans(connection, &mut Piece::of(PIECE)).await?;
     schedules::replace_of_manifest(connection, &agent.name, schedules).await?;
-    Ok(version as u64)
+    Ok(Some(version as u64))
+}
+
+/// Whether an agent was deleted and not all of it is gone.
+async fn is_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bool, StoreError> {
+    let found = query("SELECT 1 FROM agents WHERE name = ? AND deleted").bind(agent);
+    let found = found.fetch_optional(connection).await;
+    Ok(found.map_err(StoreError::while_it("looked for a deleted agent"))?.is_some())
 }
 
 async fn put_in_force(
@@ -236,6 +255,10 @@ async fn delete(
     mut piece: Piece,
 ) -> Result<Progress, StoreError> {
     let failed = || StoreError::while_it("deleted an agent");
+    // Somebody else may have removed it, and it may have been deployed anew.
+    if !is_deleted(connection, agent).await? {
+        return Ok(piece.done());
+    }
     let bind = [Bind::Text(agent)];
     let turns = "SELECT key FROM turns WHERE agent = ?1 LIMIT 1";
     for sql in [

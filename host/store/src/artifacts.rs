@@ -60,12 +60,16 @@ impl Store {
                         .fetch_optional(connection)
                         .await
                         .map_err(StoreError::while_it("looked for compiled code"))?;
-                Ok(row.map(|row| ArtifactRow {
-                    key: key.to_owned(),
-                    checksum: row.get(0),
-                    bytes: row.get::<i64, _>(1) as u64,
-                    used_at_ms: at_ms,
-                }))
+                let artifact = |row: SqliteRow| {
+                    Ok::<_, sqlx::Error>(ArtifactRow {
+                        key: key.to_owned(),
+                        checksum: row.try_get(0)?,
+                        bytes: row.try_get::<i64, _>(1)? as u64,
+                        used_at_ms: at_ms,
+                    })
+                };
+                let artifact = row.map(artifact).transpose();
+                artifact.map_err(StoreError::while_it("looked for compiled code"))
             })
         })
         .await

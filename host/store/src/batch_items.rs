@@ -138,7 +138,7 @@ async fn take(connection: &mut SqliteConnection, models: &[String], now_ms: u64)
         .map_err(failed())?;
         return Ok(wake.map_or(Take::Nothing, |wake| Take::Later(wake as u64)));
     };
-    let key: i64 = batch.get(0);
+    let key: i64 = batch.try_get(0).map_err(failed())?;
     let item = query(
         "UPDATE batch_items SET state = ?1 WHERE batch = ?2 AND position =
              (SELECT position FROM batch_items WHERE batch = ?2 AND state = 0 AND wake_ms <= ?3
@@ -159,16 +159,16 @@ async fn take(connection: &mut SqliteConnection, models: &[String], now_ms: u64)
     .execute(&mut *connection)
     .await
     .map_err(failed())?;
-    let position: i64 = item.get(0);
+    let position: i64 = item.try_get(0).map_err(failed())?;
     Ok(Take::Item(Box::new(TakenItem {
         key: ItemKey { batch: key, position },
-        batch: batch.get(1),
+        batch: batch.try_get(1).map_err(failed())?,
         position: position as u64,
-        principal: batch.get(2),
-        model: batch.get(3),
-        request: item.get(1),
-        failures: item.get(2),
-        queued_at_ms: batch.get::<i64, _>(4) as u64,
+        principal: batch.try_get(2).map_err(failed())?,
+        model: batch.try_get(3).map_err(failed())?,
+        request: item.try_get(1).map_err(failed())?,
+        failures: item.try_get(2).map_err(failed())?,
+        queued_at_ms: batch.try_get::<i64, _>(4).map_err(failed())? as u64,
     })))
 }
 

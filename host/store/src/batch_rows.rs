@@ -40,7 +40,7 @@ impl Store {
         room: BatchRoom,
         event: Option<NewEvent>,
     ) -> Result<Queued, StoreError> {
-        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let permit = self.piecework().await?;
         let bytes: u64 = batch.items.iter().map(NewItem::bytes).sum();
         let NewBatch { id, principal, model, at_ms, items } = batch;
         let head = NewBatch { id, principal, model, at_ms, items: Vec::new() };
@@ -62,7 +62,9 @@ impl Store {
             })
             .await
         };
-        if let Err(error) = written.await {
+        let written = written.await;
+        drop(permit);
+        if let Err(error) = written {
             // What cannot be removed either is removed by `tidy`.
             let _ = self.remove_batch(key).await;
             return Err(error);
@@ -72,24 +74,16 @@ impl Store {
 
     /// Cancels what has not ended of a batch. Items that run count as cancelled; whoever runs them finds out.
     pub async fn cancel_batch(&self, id: &str) -> Result<(), StoreError> {
-        let key = self
-            .write(id.to_owned(), |connection, id| {
-                Box::pin(async move {
-                    query_scalar(
-                        "UPDATE batches SET cancelled = TRUE, running = 0
-                         WHERE id = ? AND ended_at_ms IS NULL RETURNING key",
-                    )
-                    .bind(id)
-                    .fetch_optional(connection)
-                    .await
-                    .map_err(StoreError::while_it("cancelled a batch"))
-                })
-            })
-            .await?;
-        let Some(key) = key else { return Ok(()) };
-        let store = self.clone();
-        let rest = tokio::spawn(async move { store.cancel_items(key).await });
-        rest.await.map_err(|_ended| StoreError::Closed)?
+        let (store, id) = (self.clone(), id.to_owned());
+        // It goes on also if nobody waits for it any more.
+        let cancelling = tokio::spawn(async move {
+            let key = store.write(id, |connection, id| Box::pin(mark_cancelled(connection, id))).await?;
+            match key {
+                Some(key) => store.cancel_items(key).await,
+                None => Ok(()),
+            }
+        });
+        cancelling.await.map_err(|_ended| StoreError::Closed)?
     }
 
     /// Removes batches that ended before `before_ms`, a few at once. How many it were.
@@ -122,6 +116,7 @@ impl Store {
     }
 
     async fn cancel_items(&self, batch: i64) -> Result<(), StoreError> {
+        let _permit = self.piecework().await?;
         loop {
             let progress = self
                 .write((batch, self.piece), |connection, (batch, time)| {
@@ -143,6 +138,7 @@ impl Store {
 
     /// Removes a batch that has ended, or is not complete: whether its last piece was written may not be known.
     async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
+        let _permit = self.piecework().await?;
         loop {
             let progress = self
                 .write((batch, self.piece), |connection, (batch, time)| {
@@ -172,6 +168,16 @@ impl Store {
             }
         }
     }
+}
+
+async fn mark_cancelled(connection: &mut SqliteConnection, id: &str) -> Result<Option<i64>, StoreError> {
+    query_scalar(
+        "UPDATE batches SET cancelled = TRUE, running = 0 WHERE id = ? AND ended_at_ms IS NULL RETURNING key",
+    )
+    .bind(id)
+    .fetch_optional(connection)
+    .await
+    .map_err(StoreError::while_it("cancelled a batch"))
 }
 
 /// A batch without items that nobody sees, if there is room for it.

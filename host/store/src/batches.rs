@@ -3,7 +3,7 @@
 //! A batch ends, with its event, in a transaction of its own after the last of its items (see [`crate::batch_items`]);
 //! one that ended is forgotten after a while. How they come and go is in [`crate::batch_rows`].
 
-use crate::{NewEvent, Store, StoreError, events};
+use crate::{NewEvent, Store, StoreError, events, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Bounds on what is stored of all batches together.
@@ -108,7 +108,10 @@ impl Store {
         .map_err(StoreError::while_it("looked for batches that are done"))?;
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            found.extend(self.batch_by_key(row.get(0)).await?);
+            match self.batch_by_key(row.get(0)).await {
+                Err(error @ StoreError::Unreadable { .. }) => tracing::error!("{error}; it is left out"),
+                batch => found.extend(batch?),
+            }
         }
         Ok(found)
     }
@@ -149,7 +152,7 @@ impl Store {
         .fetch_optional(&self.readers)
         .await
         .map_err(StoreError::while_it("read a batch"))?;
-        Ok(row.as_ref().map(batch_row))
+        row.map(|row| rows::one(&row, "batch", batch_row)).transpose()
     }
 
     /// The items of a batch, in its order.
@@ -162,7 +165,7 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("read the items of a batch"))?;
-        Ok(rows.iter().map(item_row).collect())
+        rows.iter().map(|row| rows::one(row, "item of a batch", item_row)).collect()
     }
 
     /// What waits, of all batches.
@@ -214,38 +217,39 @@ impl ItemCounts {
     }
 }
 
-fn batch_row(row: &SqliteRow) -> BatchRow {
-    let time = |column: usize| row.get::<Option<i64>, _>(column).map(|at| at as u64);
-    let count = |column: usize| row.get::<i64, _>(column) as u64;
-    BatchRow {
-        id: row.get(0),
-        principal: row.get(1),
-        model: row.get(2),
-        created_at_ms: count(3),
-        started_at_ms: time(4),
-        ended_at_ms: time(5),
-        cancelled: row.get(6),
+fn batch_row(row: &SqliteRow) -> Result<BatchRow, sqlx::Error> {
+    let time =
+        |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(|at| at as u64));
+    let count = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64, _>(column)? as u64);
+    Ok(BatchRow {
+        id: row.try_get(0)?,
+        principal: row.try_get(1)?,
+        model: row.try_get(2)?,
+        created_at_ms: count(3)?,
+        started_at_ms: time(4)?,
+        ended_at_ms: time(5)?,
+        cancelled: row.try_get(6)?,
         items: ItemCounts {
-            waiting: count(7),
-            running: count(8),
-            done: count(9),
-            failed: count(10),
-            cancelled: count(11),
+            waiting: count(7)?,
+            running: count(8)?,
+            done: count(9)?,
+            failed: count(10)?,
+            cancelled: count(11)?,
         },
-    }
+    })
 }
 
-fn item_row(row: &SqliteRow) -> ItemRow {
-    let result = || row.get::<Option<Vec<u8>>, _>(3).unwrap_or_default();
-    ItemRow {
-        position: row.get::<i64, _>(0) as u64,
-        reference: row.get(1),
-        state: match row.get(2) {
+fn item_row(row: &SqliteRow) -> Result<ItemRow, sqlx::Error> {
+    let result = || Ok::<_, sqlx::Error>(row.try_get::<Option<Vec<u8>>, _>(3)?.unwrap_or_default());
+    Ok(ItemRow {
+        position: row.try_get::<i64, _>(0)? as u64,
+        reference: row.try_get(1)?,
+        state: match row.try_get(2)? {
             RUNNING => ItemState::Running,
-            DONE => ItemState::Done(result()),
-            FAILED => ItemState::Failed(result()),
+            DONE => ItemState::Done(result()?),
+            FAILED => ItemState::Failed(result()?),
             CANCELLED => ItemState::Cancelled,
             _ => ItemState::Waiting,
         },
-    }
+    })
 }

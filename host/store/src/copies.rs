@@ -12,6 +12,7 @@ use crate::{
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
 use std::{collections::VecDeque, time::Duration};
+use tokio::sync::SemaphorePermit;
 
 /// What is to become of a session that is there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +102,10 @@ impl Store {
         let (store, agent) = (self.clone(), agent.to_owned());
         let SessionSnapshot { row, state, conversations } = snapshot;
         let source = Source::Given { state: state.into(), conversations: conversations.into() };
-        let importing = tokio::spawn(async move { store.copy(agent, source, row, existing).await });
+        let importing = tokio::spawn(async move {
+            let permit = store.piecework().await?;
+            store.copy(agent, source, row, existing, permit).await
+        });
         importing.await.map_err(|_ended| StoreError::Closed)?
     }
 
@@ -109,11 +113,13 @@ impl Store {
         if exists(&mut *self.reader().await?, &agent, &to).await? {
             return Ok(Fork::TargetExists);
         }
+        // Before anything is read: whoever waits for it holds no connection.
+        let permit = self.piecework().await?;
         let Some((turns, source)) = self.source(&agent, from).await? else {
             return Ok(Fork::SourceMissing);
         };
         let row = SessionRow { session: to, turns, created_at_ms: at_ms, updated_at_ms: at_ms };
-        Ok(match self.copy(agent, source, row.clone(), Existing::Refuse).await? {
+        Ok(match self.copy(agent, source, row.clone(), Existing::Refuse, permit).await? {
             true => Fork::Done(row),
             false => Fork::TargetExists,
         })
@@ -149,8 +155,8 @@ impl Store {
         mut source: Source,
         row: SessionRow,
         existing: Existing,
+        permit: SemaphorePermit<'_>,
     ) -> Result<bool, StoreError> {
-        let permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
         let mut key = None;
         let written = self.put_all(&agent, &mut source, row, existing, &mut key).await;
         drop((source, permit));
@@ -165,8 +171,11 @@ impl Store {
                 return Err(error);
             }
         };
-        if let Some(erasure) = left.and_then(|begun| begun.left) {
-            self.erase_rest(erasure).await?;
+        // The copy is there, whatever becomes of what it took the place of.
+        if let Some(erasure) = left.and_then(|begun| begun.left)
+            && let Err(error) = self.erase_in_the_end(erasure).await
+        {
+            tracing::error!("what is left of a session that was replaced is removed later: {error}");
         }
         Ok(true)
     }

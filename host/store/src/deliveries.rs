@@ -72,7 +72,7 @@ impl Store {
                   AND NOT EXISTS (SELECT 1 FROM deliveries AS begun WHERE begun.state = {BEGUN}
                       AND begun.agent IS due.agent AND begun.session IS due.session AND begun.webhook IS due.webhook)
                   GROUP BY agent, session, webhook) AS deliveries ON events.key = deliveries.event
-             ORDER BY ROW_NUMBER() OVER (PARTITION BY events.principal ORDER BY deliveries.wake_ms, deliveries.key),
+             ORDER BY ROW_NUMBER() OVER (PARTITION BY events.principal, deliveries.webhook IS NULL ORDER BY deliveries.wake_ms, deliveries.key),
                  deliveries.wake_ms, deliveries.key LIMIT ?"
         );
         let rows = query(sqlx::AssertSqlSafe(sql))
@@ -275,8 +275,10 @@ pub(crate) async fn insert(
 
 /// The turn of a delivery is committed.
 pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) -> Result<(), StoreError> {
-    query("DELETE FROM deliveries WHERE key = ? AND state = ?")
+    // It may have been put back meanwhile, when its turn went on without whoever had begun it.
+    query("DELETE FROM deliveries WHERE key = ? AND state IN (?, ?)")
         .bind(key.0)
+        .bind(WAITING)
         .bind(BEGUN)
         .execute(connection)
         .await

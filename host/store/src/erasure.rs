@@ -9,6 +9,7 @@ use crate::{
     pieces::{Bind, Piece, Progress, remove_content, remove_turns},
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use std::time::Duration;
 
 /// A deletion that was begun. Rows with a larger key than these were written after it began.
 #[derive(Clone, Debug)]
@@ -36,17 +37,19 @@ impl Store {
     /// Removes all that is stored of a session, but turns that are still open. Whether there was anything. An error after
     /// the session is gone leaves the rest to [`Store::tidy`].
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
-        let begun = self
-            .write(
-                (agent.to_owned(), session.to_owned(), self.piece),
-                |connection, (agent, session, time)| {
+        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), self.piece));
+        // It goes on also if nobody waits for it any more.
+        let deleting = tokio::spawn(async move {
+            let begun = store
+                .write(data, |connection, (agent, session, time)| {
                     Box::pin(async move {
                         begin(connection, agent, session, Deliveries::Go, Piece::of(*time)).await
                     })
-                },
-            )
-            .await?;
-        self.erase_to_the_end(begun).await
+                })
+                .await?;
+            store.erase_what_is_left(begun).await
+        });
+        deleting.await.map_err(|_ended| StoreError::Closed)?
     }
 
     /// As [`Store::delete_session`], if the session's last turn was committed before `before_ms`, none is open and nothing
@@ -57,42 +60,60 @@ impl Store {
         session: &str,
         before_ms: u64,
     ) -> Result<bool, StoreError> {
-        let data = (agent.to_owned(), session.to_owned(), before_ms, self.piece);
-        let begun = self
-            .write(data, |connection, (agent, session, before_ms, time)| {
-                Box::pin(async move {
-                    let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
-                        .bind(agent)
-                        .bind(*before_ms as i64)
-                        .bind(session)
-                        .fetch_optional(&mut *connection)
-                        .await
-                        .map_err(failed())?;
-                    match expired {
-                        Some(_) => {
-                            begin(connection, agent, session, Deliveries::Stay, Piece::of(*time)).await
+        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), before_ms, self.piece));
+        let expiring = tokio::spawn(async move {
+            let begun = store
+                .write(data, |connection, (agent, session, before_ms, time)| {
+                    Box::pin(async move {
+                        let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
+                            .bind(agent)
+                            .bind(*before_ms as i64)
+                            .bind(session)
+                            .fetch_optional(&mut *connection)
+                            .await
+                            .map_err(failed())?;
+                        match expired {
+                            Some(_) => {
+                                begin(connection, agent, session, Deliveries::Stay, Piece::of(*time)).await
+                            }
+                            None => Ok(Begun { was_there: false, left: None }),
                         }
-                        None => Ok(Begun { was_there: false, left: None }),
-                    }
+                    })
                 })
-            })
-            .await?;
-        self.erase_to_the_end(begun).await
+                .await?;
+            store.erase_what_is_left(begun).await
+        });
+        expiring.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Goes on also if nobody waits for it any more.
-    async fn erase_to_the_end(&self, begun: Begun) -> Result<bool, StoreError> {
+    async fn erase_what_is_left(&self, begun: Begun) -> Result<bool, StoreError> {
         let Begun { was_there, left } = begun;
         let Some(left) = left else { return Ok(was_there) };
-        let store = self.clone();
-        let rest = tokio::spawn(async move { store.erase_rest(left).await });
-        let removed = rest.await.map_err(|_ended| StoreError::Closed)??;
-        Ok(was_there || removed > 0)
+        Ok(self.erase_in_the_end(left).await? > 0 || was_there)
+    }
+
+    /// How many rows it removed. If it fails, that is told, and tried again later: what is left of turns, events and schedules
+    /// could be taken for the next session's of this name.
+    pub(crate) async fn erase_in_the_end(&self, erasure: Erasure) -> Result<u64, StoreError> {
+        let first = self.erase_rest(erasure.clone()).await;
+        if first.is_err() {
+            let store = self.clone();
+            tokio::spawn(async move {
+                for wait_s in LATER_S {
+                    tokio::time::sleep(Duration::from_secs(wait_s)).await;
+                    match store.erase_rest(erasure.clone()).await {
+                        Ok(_) | Err(StoreError::Closed) => return,
+                        Err(error) => tracing::error!("a deleted session is not removed yet: {error}"),
+                    }
+                }
+            });
+        }
+        first
     }
 
     /// How many rows it removed.
     pub(crate) async fn erase_rest(&self, erasure: Erasure) -> Result<u64, StoreError> {
-        let _permit = self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)?;
+        let _permit = self.piecework().await?;
         let mut all = 0;
         loop {
             let progress = self
@@ -137,6 +158,9 @@ impl Store {
     }
 }
 
+/// When a deletion that failed is tried again; after that, [`Store::tidy`] does it.
+const LATER_S: [u64; 8] = [1, 2, 5, 10, 30, 60, 300, 1_800];
+
 const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated_at_ms < ?2 AND session IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM turns WHERE turns.agent = sessions.agent AND turns.session = sessions.session
         AND ended_at_ms IS NULL)
@@ -171,7 +195,9 @@ pub(crate) async fn begin(
         "INSERT INTO erasures (agent, session, schedule, delivery, turn, log)
          SELECT ?1, ?2, (SELECT COALESCE(MAX(key), 0) FROM schedules),
              CASE WHEN ?3 THEN (SELECT COALESCE(MAX(key), 0) FROM deliveries) ELSE 0 END,
-             (SELECT COALESCE(MAX(key), 0) FROM turns), (SELECT COALESCE(MAX(id), 0) FROM logs)
+             COALESCE((SELECT MIN(key) - 1 FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NULL),
+                 (SELECT COALESCE(MAX(key), 0) FROM turns)),
+             (SELECT COALESCE(MAX(id), 0) FROM logs)
          RETURNING key, agent, session, schedule, delivery, turn, log",
     )
     .bind(agent)

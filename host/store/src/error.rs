@@ -31,6 +31,8 @@ pub enum StoreError {
     RowTooLarge { what: &'static str, bytes: usize, limit: usize },
     #[error("the database was closed; nothing was written")]
     Closed,
+    #[error("a fault of the host ended the write; nothing was written")]
+    Panicked,
     #[error("no agent {name:?} is stored")]
     AgentMissing { name: String },
     #[error("no component {digest} is stored")]

@@ -6,6 +6,7 @@
 use crate::{Store, StoreError};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
 use std::time::{Duration, Instant};
+use tokio::sync::SemaphorePermit;
 
 /// A piece has so much time; then the next writes are made.
 pub(crate) const PIECE: Duration = Duration::from_millis(10);
@@ -101,9 +102,15 @@ impl Store {
         self.tidy_batches().await
     }
 
+    /// Waits for a place among what is written in pieces.
+    pub(crate) async fn piecework(&self) -> Result<SemaphorePermit<'_>, StoreError> {
+        self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)
+    }
+
     /// Removes a session that has no name, with what it has. One that has got a name after all stays: whether the last piece
     /// of a copy was written may not be known.
     pub(crate) async fn remove_unnamed(&self, session: i64) -> Result<(), StoreError> {
+        let _permit = self.piecework().await?;
         loop {
             let progress = self
                 .write((session, self.piece), |connection, (session, time)| {

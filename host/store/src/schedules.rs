@@ -304,17 +304,20 @@ pub(crate) async fn settle(
     due_ms: u64,
 ) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("settled a schedule");
-    query("DELETE FROM schedules WHERE id = ? AND due_ms = ? AND state = ? AND NOT repeats")
+    // It may have been put back meanwhile, when its turn went on without whoever had begun it.
+    query("DELETE FROM schedules WHERE id = ? AND due_ms = ? AND state IN (?, ?) AND NOT repeats")
         .bind(id)
         .bind(due_ms as i64)
+        .bind(WAITING)
         .bind(BEGUN)
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    query("UPDATE schedules SET state = ?, error = NULL WHERE id = ? AND due_ms = ? AND state = ?")
+    query("UPDATE schedules SET state = ?, error = NULL WHERE id = ? AND due_ms = ? AND state IN (?, ?)")
         .bind(SETTLED)
         .bind(id)
         .bind(due_ms as i64)
+        .bind(WAITING)
         .bind(BEGUN)
         .execute(connection)
         .await

@@ -350,8 +350,10 @@ const STEPS: &[&str] = &[
     ALTER TABLE webhooks ADD COLUMN last_status INTEGER;
     ALTER TABLE webhooks ADD COLUMN last_error TEXT;
 ",
-    // How often the process died under a turn without any progress since the last time, and where its journal was.
+    // How often the process died under a turn without any progress since the last time, where its journal was, and whether
+    // the process that runs, or the last one, has taken it up.
     "
+    ALTER TABLE turns ADD COLUMN runs INTEGER NOT NULL DEFAULT TRUE;
     ALTER TABLE turns ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
     CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);

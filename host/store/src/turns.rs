@@ -1,7 +1,7 @@
 //! Turns: a row from the moment a message is accepted until a while after its turn has ended.
 //!
 //! A turn is open while it waits or runs; a host that starts runs all open turns to their end. It ends once: by its
-//! commit (see `sessions`) or by a failure, which gives its idempotency key back, because nothing of it happened.
+//! commit (see `sessions`) or by a failure, which gives its idempotency key back, unless it is to be found by it.
 
 use crate::{LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs, rows, token_use};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
@@ -151,6 +151,21 @@ impl Store {
         self.write(called.to_owned(), |connection, called| Box::pin(count_losses(connection, called))).await
     }
 
+    /// This process takes up a turn that another one left: if it dies under it, that counts.
+    pub async fn take_up_turn(&self, turn: TurnKey) -> Result<(), StoreError> {
+        self.write(turn, |connection, turn| {
+            Box::pin(async move {
+                query("UPDATE turns SET runs = TRUE WHERE key = ?")
+                    .bind(turn.0)
+                    .execute(connection)
+                    .await
+                    .map(drop)
+                    .map_err(StoreError::while_it("took up a turn"))
+            })
+        })
+        .await
+    }
+
     /// What runs now is not lost: the process ends in order.
     pub async fn end_in_order(&self, at_ms: u64) -> Result<(), StoreError> {
         self.write(at_ms, |connection, at_ms| {
@@ -250,7 +265,7 @@ async fn start(
     digest: &str,
 ) -> Result<(), StoreError> {
     let started =
-        query("UPDATE turns SET state = ?, number = ?, digest = ? WHERE key = ? AND ended_at_ms IS NULL")
+        query("UPDATE turns SET state = ?, number = ?, digest = ?, runs = TRUE WHERE key = ? AND ended_at_ms IS NULL")
             .bind(RUNNING)
             .bind(number as i64)
             .bind(digest)
@@ -348,26 +363,25 @@ async fn prune(
 async fn count_losses(connection: &mut SqliteConnection, called: &str) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted the turns that were lost");
     let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
-    if ended.rows_affected() > 0 {
-        return Ok(());
-    }
-    query(
+    let lost = query(
         "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
              lost_at = reached.position
          FROM (SELECT key AS turn, COALESCE((SELECT MAX(position) FROM turn_records
                    WHERE turn_records.turn = turns.key), 0) AS position FROM turns
                WHERE ended_at_ms IS NULL) AS reached
-         WHERE turns.key = reached.turn AND state = ?1
+         WHERE turns.key = reached.turn AND state = ?1 AND runs AND NOT ?3
              AND NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.key AND verdict IS NULL)
              AND NOT EXISTS (SELECT 1 FROM turns AS called WHERE called.ended_at_ms IS NULL
                  AND substr(called.idempotency_key, 1, length(?2 || turns.id) + 1) = ?2 || turns.id || ' ')",
     )
     .bind(RUNNING)
     .bind(called)
-    .execute(connection)
-    .await
-    .map(drop)
-    .map_err(failed())
+    .bind(ended.rows_affected() > 0)
+    .execute(&mut *connection)
+    .await;
+    lost.map_err(failed())?;
+    let left = query("UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL").execute(connection).await;
+    left.map(drop).map_err(failed())
 }
 
 fn must_be_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {

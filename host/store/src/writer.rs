@@ -13,11 +13,14 @@ use crate::{
 use sqlx::{Connection as _, Sqlite, SqliteConnection, SqlitePool, pool::PoolConnection, query};
 use std::{
     collections::VecDeque,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -265,7 +268,7 @@ async fn fill(
     let failed = || StoreError::while_it("committed a group of writes");
     while let Some(mut asked) = waiting.pop_front() {
         let made = match faults.meet(Moment::Write, connection).await {
-            Ok(()) => asked.make(connection).await,
+            Ok(()) => caught(asked.make(connection)).await,
             Err(error) => Err(failed()(error)),
         };
         taken.push(asked);
@@ -294,6 +297,15 @@ async fn fill(
         Ok(()) => Ended::Committed,
         Err(error) => Ended::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
     }
+}
+
+/// What it came to. A panic is its own error, and does not end the task that writes for everyone.
+async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
+    poll_fn(|task| {
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(task)));
+        polled.unwrap_or(Poll::Ready(Err(StoreError::Panicked)))
+    })
+    .await
 }
 
 /// Whether there was anything to be undone.

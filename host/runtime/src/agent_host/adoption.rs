@@ -18,7 +18,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 /// How often the host looks for turns that nobody runs.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// A turn under which the process died so often, without getting any further, is given up: it may be what ends processes.
+/// A turn under which the process died so often without getting any further, or its session's actor panicked so often, is
+/// given up: it may be the reason.
 const MAX_LOSSES: u32 = 3;
 
 /// Until the host ends.
@@ -56,6 +57,9 @@ impl Inner {
     /// Goes on with the turns that nobody runs: of all agents that are ready, or of this one.
     pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<(), RuntimeError> {
         let services = &self.services;
+        if services.admit().is_err() {
+            return Ok(());
+        }
         let mut sessions: BTreeMap<SessionKey, Vec<TurnRequest>> = BTreeMap::new();
         for turn in services.store.open_turns().await? {
             if agent.is_some_and(|agent| agent != turn.agent) || services.agent(&turn.agent).is_err() {
@@ -63,8 +67,9 @@ impl Inner {
             }
             let feed = Feed::new(turn.id.clone());
             let Some(live) = services.live.enter(&feed) else { continue };
-            if turn.is_running && turn.losses >= MAX_LOSSES {
-                let failure = given_up(turn);
+            let losses = turn.losses.max(services.live.panics(&turn.id));
+            if turn.is_running && losses >= MAX_LOSSES {
+                let failure = given_up(turn, losses);
                 Settlement { failure, spend: None, live }.write(services).await;
                 continue;
             }
@@ -80,8 +85,8 @@ impl Inner {
     }
 }
 
-fn given_up(turn: OpenTurn) -> TurnFailure {
-    let OpenTurn { key, id, agent, session, losses, .. } = turn;
+fn given_up(turn: OpenTurn, losses: u32) -> TurnFailure {
+    let OpenTurn { key, id, agent, session, .. } = turn;
     let error = RuntimeError::TurnLost { turn: id, losses };
     tracing::error!(agent, session, "{error}");
     TurnFailure {

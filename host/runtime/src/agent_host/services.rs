@@ -28,7 +28,7 @@ use tokio::{
 
 /// What a caller is told to wait whose agent is busy.
 const RETRY_AFTER_MS: u32 = 1_000;
-/// Turns of the last process that have their message and their session in memory at once.
+/// Turns that were taken up again and have their message and their session in memory at once.
 const MAX_RESUMING: usize = 32;
 
 pub(crate) struct Services {
@@ -42,7 +42,7 @@ pub(crate) struct Services {
     /// The host itself, for turns that call agents. It owns this.
     host: OnceLock<Weak<super::Inner>>,
     instances: InstancePlaces,
-    /// For turns that the last process left.
+    /// For turns that are taken up again.
     resuming: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
     /// Counts what changes about the agents.
@@ -290,7 +290,7 @@ impl Services {
         &self.wasm
     }
 
-    /// Waits until one more turn of the last process may have its message in memory.
+    /// Waits until one more turn that is taken up again may have its message in memory.
     pub(crate) async fn place_to_resume(&self) -> OwnedSemaphorePermit {
         self.resuming.clone().acquire_owned().await.expect("the semaphore is never closed")
     }

@@ -98,7 +98,11 @@ impl AgentHost {
     /// Cancels a turn that waits or runs; one that has ended stays as it is.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
         let row = self.inner.row(agent, session, turn).await?;
-        if let Some(feed) = self.inner.services.live.get(&row.id) {
+        let live = || self.inner.services.live.get(&row.id);
+        if row.is_open() && live().is_none() {
+            self.inner.adopt_turns(Some(agent)).await?;
+        }
+        if let Some(feed) = live() {
             feed.cancel();
         }
         Ok(())
@@ -177,7 +181,9 @@ impl Inner {
 
     /// The turn that has the invocation's idempotency key already.
     async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        if row.input != Input::encode(invocation) {
+        // What the host does by itself under a key is the same, but for how often it was tried.
+        let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
+        if !is_own && row.input != Input::encode(invocation) {
             let message =
                 "the idempotency key was sent with another message before; use a new one".to_owned();
             return Err(RuntimeError::InvalidMessage { message });
@@ -186,16 +192,14 @@ impl Inner {
     }
 
     async fn follow_row(&self, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        if let Some(feed) = self.services.live.get(&row.id) {
-            return Ok(feed.follow(Hold::Watches));
-        }
-        // It may have ended since the row was read; then what the store has now is all of it.
-        let row = match row.state {
-            TurnState::Waiting | TurnState::Running { .. } => {
-                self.row(&row.agent, &row.session, &row.id).await?
+        let mut row = row;
+        if row.is_open() {
+            if let Some(feed) = self.services.live.get(&row.id) {
+                return Ok(feed.follow(Hold::Watches));
             }
-            TurnState::Done { .. } | TurnState::Failed { .. } => row,
-        };
+            // It may have ended since the row was read; then what the store has now is all of it.
+            row = self.row(&row.agent, &row.session, &row.id).await?;
+        }
         let feed = Feed::new(row.id.clone());
         match row.state {
             TurnState::Waiting | TurnState::Running { .. } => {
@@ -203,7 +207,7 @@ impl Inner {
                 if let Some(feed) = self.services.live.get(&row.id) {
                     return Ok(feed.follow(Hold::Watches));
                 }
-                let message = format!("turn {} waits for its agent to be deployed again", row.id);
+                let message = format!("turn {} waits for its agent, or for room in its session", row.id);
                 return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
             TurnState::Done { number, outcome, .. } => {

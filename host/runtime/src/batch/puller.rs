@@ -28,6 +28,8 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 /// How old the figures of a queue may be in which something waits.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
+/// How soon to look for what was stored without a word, because whoever stored it was cut off.
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 /// How soon to try again what the store would not do.
 const STORE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -54,7 +56,7 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
         let within = match pull {
             Ok(Pull::Within(time)) => time,
             Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
-            Ok(Pull::Wait) => Duration::MAX,
+            Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
                 tracing::error!("the queue of batches does not go on: {error}");
                 queue.has_strays.store(true, Ordering::Release);

@@ -46,7 +46,7 @@ pub(crate) struct Turn {
     day: Arc<DayShare>,
     /// Why a generation was refused because of the day's tokens.
     used_up: OnceLock<TokensUsedUp>,
-    /// Of a turn that the last process left.
+    /// Of a turn that was taken up again.
     resuming: Mutex<Option<OwnedSemaphorePermit>>,
 }
 

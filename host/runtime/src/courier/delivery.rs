@@ -66,8 +66,11 @@ impl SessionDelivery {
         let now_ms = self.services.clock.now_ms();
         match verdict {
             Verdict::HostEnds => {}
-            // The row went with the commit.
-            Verdict::Done => count("event", "ok"),
+            // The row went with the commit; one of an earlier try is gone now.
+            Verdict::Done => {
+                count("event", "ok");
+                stored(&self.services, "the end of an event", || store.finish_delivery(row.key)).await;
+            }
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);

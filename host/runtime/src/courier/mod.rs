@@ -28,12 +28,17 @@ pub(crate) use status::stored;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 use tokio::task::{self, AbortHandle, JoinError, JoinSet};
 use webhook::WebhookDelivery;
 
 /// Rows of each kind that are read at once.
 const PAGE: u32 = 128;
+/// How soon it looks for what was stored without a word, because whoever stored it was cut off.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// A row whose task panicked so often is left for the next host.
+const MAX_PANICS: u32 = 3;
 /// How long the courier leaves a database alone that failed.
 const STORE_PAUSE_MS: u64 = 1_000;
 
@@ -46,6 +51,8 @@ struct Round {
     running: JoinSet<()>,
     /// What the tasks are about.
     rows: HashMap<task::Id, RowKey>,
+    /// Rows whose tasks panicked, how often. That is a fault, and rare.
+    panics: HashMap<RowKey, u32>,
     /// There may be rows that have begun and that nobody runs.
     has_strays: bool,
     /// Read, and not begun yet.
@@ -56,7 +63,7 @@ struct Round {
 }
 
 /// A row that has begun.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum RowKey {
     Schedule(String),
     Delivery(DeliveryKey),
@@ -83,6 +90,7 @@ impl Courier {
             host,
             running: JoinSet::new(),
             rows: HashMap::new(),
+            panics: HashMap::new(),
             // Those of the host before.
             has_strays: true,
             ready: VecDeque::new(),
@@ -118,8 +126,9 @@ impl Round {
             };
             tokio::select! {
                 () = self.services.courier_bell.notified() => {}
-                Some(ended) = self.running.join_next_with_id() => self.ended(ended).await,
+                Some(ended) = self.running.join_next_with_id() => self.ended(ended),
                 () = self.services.clock.sleep_until(wake_ms) => {}
+                () = tokio::time::sleep(LOOK_INTERVAL) => self.has_strays = true,
             }
         }
     }
@@ -147,18 +156,21 @@ impl Round {
         Ok(())
     }
 
+    /// Whether a row is under way, or was so badly so often that the next host may try.
     fn runs(&self, row: &RowKey) -> bool {
         self.rows.values().any(|running| running == row)
+            || self.panics.get(row).is_some_and(|panics| *panics >= MAX_PANICS)
     }
 
-    async fn ended(&mut self, ended: Result<(task::Id, ()), JoinError>) {
+    fn ended(&mut self, ended: Result<(task::Id, ()), JoinError>) {
         match ended {
             Ok((id, ())) => drop(self.rows.remove(&id)),
             Err(error) => {
-                let row = self.rows.remove(&error.id());
-                tracing::error!("{row:?} ended badly, and is begun again: {error}");
+                let Some(row) = self.rows.remove(&error.id()) else { return };
+                let panics = self.panics.entry(row.clone()).or_default();
+                *panics += 1;
+                tracing::error!("{row:?} ended badly, for the {panics}. time: {error}");
                 self.has_strays = true;
-                self.wait().await;
             }
         }
     }
@@ -169,6 +181,9 @@ impl Round {
             self.take_up().await?;
         }
         loop {
+            while let Some(ended) = self.running.try_join_next_with_id() {
+                self.ended(ended);
+            }
             let mut has_begun = false;
             let mut must_wait = false;
             while let Some(due) = self.ready.pop_front() {
@@ -252,10 +267,6 @@ impl Round {
 
     async fn pause(&self, error: &StoreError) {
         tracing::error!("schedules and events wait: {error}");
-        self.wait().await;
-    }
-
-    async fn wait(&self) {
         self.services.clock.sleep_until(self.services.clock.now_ms() + STORE_PAUSE_MS).await;
     }
 }

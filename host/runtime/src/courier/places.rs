@@ -12,7 +12,7 @@ use std::{
 
 /// Of each kind: alarms, events for sessions, events for webhooks.
 const PLACES: usize = 64;
-/// Of the places that are free, so many times as many may one tenant have: alone, three quarters of all.
+/// One tenant may have this many times as many places as are free: alone, three quarters of all.
 const SHARE: usize = 3;
 
 /// The places of one kind.
@@ -35,7 +35,8 @@ pub(super) struct Place {
 impl Places {
     /// `None`: not now.
     pub(super) fn take(&self, tenant: &str, services: &Arc<Services>) -> Option<Place> {
-        self.lock().may_take(tenant).then(|| self.take_again(tenant, services))
+        let may_take = self.lock().may_take(tenant);
+        may_take.then(|| self.take_again(tenant, services))
     }
 
     /// For what had begun before, whatever the bound is.

@@ -4,7 +4,7 @@ use super::record::{Identity, Record};
 use crate::{RunEvent, RuntimeError};
 use serde_json::Value;
 use skep_engine::TakenBack;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
 /// What was recorded of one call.
@@ -95,7 +95,10 @@ pub(super) struct Order {
 #[derive(Debug, Default)]
 struct Reached {
     made: u32,
+    /// All results before this one.
     delivered: u32,
+    /// Results behind that which nobody waits for any more.
+    ahead: BTreeSet<u32>,
 }
 
 /// The place of one result. Dropping it lets the next one through.
@@ -141,6 +144,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.reached.send_modify(|reached| reached.delivered += 1);
+        self.reached.send_modify(|reached| {
+            reached.ahead.insert(self.place);
+            while reached.ahead.remove(&reached.delivered) {
+                reached.delivered += 1;
+            }
+        });
     }
 }

@@ -45,7 +45,11 @@ pub(crate) struct Input {
 
 /// The feeds of all turns that wait or run in this process, by the ids of the turns.
 #[derive(Default)]
-pub(crate) struct LiveTurns(Mutex<HashMap<String, Arc<Feed>>>);
+pub(crate) struct LiveTurns {
+    feeds: Mutex<HashMap<String, Arc<Feed>>>,
+    /// Of the turns under which a part of the host panicked, how often. That is a fault, and rare.
+    panics: Mutex<HashMap<String, u32>>,
+}
 
 /// While a turn lives, it has this, and nobody else runs it or ends it in the store.
 pub(crate) struct Live {
@@ -133,13 +137,23 @@ impl LiveTurns {
         self.lock().get(id).cloned()
     }
 
+    /// How often a part of the host panicked under a turn.
+    pub(crate) fn panics(&self, id: &str) -> u32 {
+        let panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        panics.get(id).copied().unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Feed>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.feeds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
         self.turns.lock().remove(&self.id);
+        if std::thread::panicking() {
+            let mut panics = self.turns.panics.lock().unwrap_or_else(PoisonError::into_inner);
+            *panics.entry(self.id.clone()).or_default() += 1;
+        }
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Actor {
     /// While its turn waits for people.
     pub(super) pauses: watch::Sender<Option<Pause>>,
     pub(super) memory: Option<Memory>,
-    /// While a turn that the last process left is about to begin.
+    /// While a turn that was taken up again is about to begin.
     pub(super) resuming: Option<OwnedSemaphorePermit>,
     place: ActorPlace,
 }

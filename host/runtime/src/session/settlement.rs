@@ -6,7 +6,7 @@ use crate::{agent_host::Services, token_budget::Spend};
 use skep_store::{StoreError, TurnFailure};
 use std::{sync::Arc, time::Duration};
 
-/// Between two tries; it doubles up to the second one.
+/// Between two tries. It doubles, up to the longest one.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 

@@ -8,8 +8,8 @@ use super::{
     SessionKey,
     accepted::{Input, Live, Message, Standing},
     actor::Actor,
+    ending::{Answer, Failure, StoredFailure},
     entry::Entry,
-    settlement::Settlement,
     turn_span,
 };
 use crate::{
@@ -18,25 +18,21 @@ use crate::{
     capability::{
         ConversationSet, Turn, TurnContext,
         events::TurnEvents,
-        log::{TurnLog, now_ms},
+        log::TurnLog,
         schedule::{Owner, ScheduleView},
-        state::{StateView, apply},
+        state::StateView,
     },
     component::Deployed,
+    error::known_code,
     event::turn_events::{self, TurnEnding},
     feed::{Feed, TurnEnd},
     host_tools::TurnTools,
     instance,
     journal::{self, Journal},
     metric,
-    token_budget::Spend,
 };
-use serde::{Deserialize, Serialize};
 use skep_engine::Affinity;
-use skep_store::{
-    Acceptance, ConversationRow, LogEntry, NewEvent, NewTurn, StoreError, TurnCommit, TurnFailure, TurnKey,
-    TurnState,
-};
+use skep_store::{Acceptance, NewTurn, StoreError, TurnKey, TurnState};
 use std::{
     sync::{
         Arc,
@@ -75,38 +71,6 @@ struct Opened {
     turn: Arc<Turn>,
 }
 
-/// A turn that ended well, before its commit.
-struct Answer {
-    outcome: Outcome,
-    context: TurnContext,
-    key: TurnKey,
-    spend: Spend,
-}
-
-/// Why a turn failed, as it is stored.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct StoredFailure {
-    pub(crate) code: String,
-    pub(crate) message: String,
-}
-
-impl StoredFailure {
-    pub(crate) fn encode(error: &RuntimeError) -> Vec<u8> {
-        let stored = StoredFailure { code: error.code().to_owned(), message: error.to_string() };
-        serde_json::to_vec(&stored).expect("strings are always JSON")
-    }
-}
-
-/// A turn that failed: what is stored of that.
-struct Failure {
-    key: TurnKey,
-    /// 0 if it never started.
-    number: u64,
-    logs: Vec<LogEntry>,
-    /// Not there if nothing was opened.
-    spend: Option<Spend>,
-}
-
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
         let TurnRequest { message, end, parent, live, _active } = request;
@@ -140,11 +104,18 @@ impl Actor {
             Message::Stored(key) => {
                 let services = self.services.clone();
                 // So few at once that what the last process left does not fill the memory of this one.
-                self.resuming = Some(services.place_to_resume().await);
+                let mut gone = self.gone.clone();
+                self.resuming = tokio::select! {
+                    place = services.place_to_resume() => Some(place),
+                    () = end.abandoned() => None,
+                    _ = gone.changed() => return Err(RuntimeError::Cancelled),
+                    () = services.closing() => return Err(RuntimeError::ShuttingDown),
+                };
+                services.store.take_up_turn(key).await?;
                 let read = match services.store.turn_by_key(key).await {
                     Ok(None) => return Err(RuntimeError::Cancelled),
                     // It is held here; before that, it may have ended.
-                    Ok(Some(row)) if !row.is_open() => return Err(RuntimeError::Cancelled),
+                    Ok(Some(row)) if !row.is_open() => return ended_before(row.state),
                     Ok(Some(row)) => Message::read(row),
                     Err(error @ StoreError::Unreadable { .. }) => Err(error.into()),
                     Err(error) => return Err(error.into()),
@@ -196,6 +167,7 @@ impl Actor {
             let entry = Entry::new(invocation.clone(), opened.number, received_at_ms);
             let Some(result) = self.call_guest(&services, &mut opened, end, entry).await else {
                 let parked_at = Instant::now();
+                opened.turn.lets_others_resume();
                 let pause = opened.turn.approvals.pause();
                 end.set_parked(pause.clone());
                 self.pauses.send_replace(pause);
@@ -372,49 +344,16 @@ impl Actor {
     /// A turn that could not begin for a reason that is not its own: it waits for a host that is better off.
     fn stays_open(&self, error: &RuntimeError) -> bool {
         use RuntimeError::{AgentNotFound, Component, Store};
-        self.is_gone() || matches!(error, AgentNotFound { .. } | Component { .. } | Store(_))
+        let waits = match error {
+            Store(error) => !matches!(error, StoreError::Unreadable { .. }),
+            error => matches!(error, AgentNotFound { .. } | Component { .. }),
+        };
+        waits || self.is_gone()
     }
 
     /// Nobody wants this session any more: the host ends, or its agent was deleted.
     fn is_gone(&self) -> bool {
         self.gone.has_changed().is_err()
-    }
-
-    /// Ends the turn in the store, now or as soon as the store can.
-    async fn fail(
-        &self,
-        failure: Failure,
-        ending: Option<&TurnEnding>,
-        error: &RuntimeError,
-        live: &Arc<Live>,
-    ) {
-        let Failure { key, number, logs, spend } = failure;
-        let SessionKey { agent, session } = self.key.clone();
-        let at_ms = now_ms();
-        let event = ending.and_then(|ending| ending.failed(&self.services.outbox, error, at_ms));
-        let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
-        let error = StoredFailure::encode(error);
-        let token_use = spend.as_ref().and_then(Spend::row);
-        // A caller that is run again must not have its call made again: something of it may have happened.
-        let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
-        let failure =
-            TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
-        Settlement { failure, spend, live: live.clone() }.write(&self.services).await;
-    }
-
-    /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
-    async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
-        let event = event?;
-        match self.services.outbox.reserve(event.deliveries.len()).await {
-            Ok(()) => {
-                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
-                Some(event)
-            }
-            Err(error) => {
-                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
-                None
-            }
-        }
     }
 
     /// Waits until a turn that is parked may go on.
@@ -482,81 +421,20 @@ impl Actor {
         let outcome = result.and_then(|reply| reply.into_outcome(turn.deadline));
         Some(outcome.map_err(|error| turn.explain(error)))
     }
+}
 
-    /// Writes what the turn changed, and remembers it.
-    async fn commit(
-        &mut self,
-        answer: Answer,
-        idempotency_key: Option<String>,
-        ending: &TurnEnding,
-    ) -> Result<Outcome, RuntimeError> {
-        let Answer { outcome, mut context, key, spend } = answer;
-        let conversations = context.conversations.changed();
-        let mut rows = Vec::with_capacity(conversations.len());
-        for (name, conversation) in &conversations {
-            let body = serde_json::to_vec(conversation).map_err(|error| RuntimeError::Internal {
-                message: format!("conversation {name:?} cannot be written: {error}"),
-            })?;
-            rows.push(ConversationRow { name: name.clone(), body });
+/// What came of a turn that somebody else has run to its end.
+fn ended_before(state: TurnState) -> Result<(u64, Outcome), RuntimeError> {
+    let unreadable = |error: serde_json::Error| RuntimeError::Internal {
+        message: format!("the stored end of a turn is unreadable: {error}"),
+    };
+    match state {
+        TurnState::Done { outcome, .. } => Ok((0, serde_json::from_slice(&outcome).map_err(unreadable)?)),
+        TurnState::Failed { error, .. } => {
+            let StoredFailure { code, message } = serde_json::from_slice(&error).map_err(unreadable)?;
+            Err(RuntimeError::TurnFailed { code: known_code(&code), message })
         }
-        let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
-        let at_ms = now_ms();
-        let outbox = &self.services.outbox;
-        let mut events =
-            context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
-        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
-        metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
-        events.extend(self.with_room(ending.done(outbox, &outcome, at_ms)).await);
-        let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
-        let rings = !(events.is_empty() && schedules.is_empty());
-        let occasion = ending.occasion();
-        let commit = TurnCommit {
-            agent: self.key.agent.clone(),
-            session: self.key.session.clone(),
-            key: Some(key),
-            turn: outcome.turn,
-            at_ms,
-            state: context.state.changes(),
-            conversations: rows,
-            logs: context.log.take(),
-            // What began by itself is settled with this, and nobody asks again by its key.
-            outcome: Some(skep_store::Outcome {
-                idempotency_key: idempotency_key.filter(|_| occasion.is_none()),
-                body,
-            }),
-            occasion,
-            schedules,
-            events,
-            token_use: spend.row(),
-        };
-        drop(context);
-        let commit = Arc::new(commit);
-        if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
-            self.memory = None;
-            // It may have been written all the same, and only that could not be told.
-            let row = self.services.store.turn_by_key(key).await;
-            if !matches!(row, Ok(Some(row)) if matches!(row.state, TurnState::Done { .. })) {
-                return Err(error.into());
-            }
-        }
-        spend.counted();
-        if rings {
-            self.services.courier_bell.notify_one();
-        }
-        if !commit.logs.is_empty() {
-            self.services.log_growth.grew();
-        }
-        // What was forgotten is read when it is needed.
-        let Some(memory) = &mut self.memory else { return Ok(outcome) };
-        memory.turns = outcome.turn;
-        apply(Arc::make_mut(&mut memory.state), &commit.state);
-        memory
-            .conversation_bytes
-            .extend(commit.conversations.iter().map(|row| (row.name.clone(), row.body.len())));
-        if !conversations.is_empty() {
-            Arc::make_mut(&mut memory.conversations).extend(conversations);
-        }
-        Ok(outcome)
+        TurnState::Waiting | TurnState::Running { .. } => Err(RuntimeError::Cancelled),
     }
 }
 

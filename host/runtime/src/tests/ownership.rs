@@ -112,7 +112,7 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
         panic!("it is given up")
     };
     assert_eq!(code, "turn_lost");
-    assert!(message.contains("died 3 times"), "{message}");
+    assert!(message.contains("failed 3 times"), "{message}");
     assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session goes on");
 }
 

@@ -1,0 +1,160 @@
+//! The end of a turn in the store: all that it changed in one commit, or why it failed.
+
+use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
+use crate::{
+    Outcome, RuntimeError,
+    capability::{TurnContext, log::now_ms, schedule::ScheduleView, state::apply},
+    event::turn_events::TurnEnding,
+    metric,
+    token_budget::Spend,
+};
+use serde::{Deserialize, Serialize};
+use skep_store::{ConversationRow, LogEntry, NewEvent, TurnCommit, TurnFailure, TurnKey, TurnState};
+use std::sync::Arc;
+
+/// A turn that ended well, before its commit.
+pub(super) struct Answer {
+    pub(super) outcome: Outcome,
+    pub(super) context: TurnContext,
+    pub(super) key: TurnKey,
+    pub(super) spend: Spend,
+}
+
+/// Why a turn failed, as it is stored.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StoredFailure {
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
+impl StoredFailure {
+    pub(crate) fn encode(error: &RuntimeError) -> Vec<u8> {
+        let stored = StoredFailure { code: error.code().to_owned(), message: error.to_string() };
+        serde_json::to_vec(&stored).expect("strings are always JSON")
+    }
+}
+
+/// A turn that failed: what is stored of that.
+pub(super) struct Failure {
+    pub(super) key: TurnKey,
+    /// 0 if it never started.
+    pub(super) number: u64,
+    pub(super) logs: Vec<LogEntry>,
+    /// Not there if nothing was opened.
+    pub(super) spend: Option<Spend>,
+}
+
+impl Actor {
+    /// Ends the turn in the store, now or as soon as the store can.
+    pub(super) async fn fail(
+        &self,
+        failure: Failure,
+        ending: Option<&TurnEnding>,
+        error: &RuntimeError,
+        live: &Arc<Live>,
+    ) {
+        let Failure { key, number, logs, spend } = failure;
+        let SessionKey { agent, session } = self.key.clone();
+        let at_ms = now_ms();
+        let event = ending.and_then(|ending| ending.failed(&self.services.outbox, error, at_ms));
+        let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
+        let error = StoredFailure::encode(error);
+        let token_use = spend.as_ref().and_then(Spend::row);
+        // A caller that is run again must not have its call made again: something of it may have happened.
+        let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
+        let failure =
+            TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
+        Settlement { failure, spend, live: live.clone() }.write(&self.services).await;
+    }
+
+    /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
+    async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
+        let event = event?;
+        match self.services.outbox.reserve(event.deliveries.len()).await {
+            Ok(()) => {
+                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
+                Some(event)
+            }
+            Err(error) => {
+                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
+                None
+            }
+        }
+    }
+
+    /// Writes what the turn changed, and remembers it.
+    pub(super) async fn commit(
+        &mut self,
+        answer: Answer,
+        idempotency_key: Option<String>,
+        ending: &TurnEnding,
+    ) -> Result<Outcome, RuntimeError> {
+        let Answer { outcome, mut context, key, spend } = answer;
+        let conversations = context.conversations.changed();
+        let mut rows = Vec::with_capacity(conversations.len());
+        for (name, conversation) in &conversations {
+            let body = serde_json::to_vec(conversation).map_err(|error| RuntimeError::Internal {
+                message: format!("conversation {name:?} cannot be written: {error}"),
+            })?;
+            rows.push(ConversationRow { name: name.clone(), body });
+        }
+        let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
+        let at_ms = now_ms();
+        let outbox = &self.services.outbox;
+        let mut events =
+            context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
+        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
+        metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
+        events.extend(self.with_room(ending.done(outbox, &outcome, at_ms)).await);
+        let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
+        let rings = !(events.is_empty() && schedules.is_empty());
+        let occasion = ending.occasion();
+        let commit = TurnCommit {
+            agent: self.key.agent.clone(),
+            session: self.key.session.clone(),
+            key: Some(key),
+            turn: outcome.turn,
+            at_ms,
+            state: context.state.changes(),
+            conversations: rows,
+            logs: context.log.take(),
+            // What began by itself is settled with this, and nobody asks again by its key.
+            outcome: Some(skep_store::Outcome {
+                idempotency_key: idempotency_key.filter(|_| occasion.is_none()),
+                body,
+            }),
+            occasion,
+            schedules,
+            events,
+            token_use: spend.row(),
+        };
+        drop(context);
+        let commit = Arc::new(commit);
+        if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
+            self.memory = None;
+            // It may have been written all the same, and only that could not be told.
+            let row = self.services.store.turn_by_key(key).await;
+            if !matches!(row, Ok(Some(row)) if matches!(row.state, TurnState::Done { .. })) {
+                return Err(error.into());
+            }
+        }
+        spend.counted();
+        if rings {
+            self.services.courier_bell.notify_one();
+        }
+        if !commit.logs.is_empty() {
+            self.services.log_growth.grew();
+        }
+        // What was forgotten is read when it is needed.
+        let Some(memory) = &mut self.memory else { return Ok(outcome) };
+        memory.turns = outcome.turn;
+        apply(Arc::make_mut(&mut memory.state), &commit.state);
+        memory
+            .conversation_bytes
+            .extend(commit.conversations.iter().map(|row| (row.name.clone(), row.body.len())));
+        if !conversations.is_empty() {
+            Arc::make_mut(&mut memory.conversations).extend(conversations);
+        }
+        Ok(outcome)
+    }
+}
