@@ -289,7 +289,8 @@ async fn an_import_that_a_crash_cuts_off_replaces_all_or_nothing() {
         },
     )
     .await;
-    assert!(crashes >= 8, "{crashes}");
+    // Once it has the name it is there, whatever becomes of what had the name before.
+    assert!(crashes >= 3, "a copy of {crashes} transactions has no middle");
 }
 
 #[tokio::test]

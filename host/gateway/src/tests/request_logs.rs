@@ -193,7 +193,7 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
             "secret.set",
             Method::PUT,
             "/v1/secrets/TOKEN",
-            json!({"value": "very-secret-value", "hosts": ["https://api.example.com"], "agent": "echo"}),
+            json!({"value": "q7Zx-very-secret-4Kp", "hosts": ["https://api.example.com"], "agent": "echo"}),
             "name=TOKEN",
             "agent=echo",
         ),
@@ -213,6 +213,7 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
             "",
             "origin=https://example.com",
         ),
+        ("webhook.test", Method::POST, "/v1/webhooks/none/test", Value::Null, "webhook=none", ""),
         ("webhook.remove", Method::DELETE, "/v1/webhooks/none", Value::Null, "webhook=none", ""),
         ("webhook.redeliver", Method::POST, "/v1/webhooks/dead-letters/7/redeliver", Value::Null, "id=7", ""),
         ("approval.decide", Method::POST, "/v1/approvals/none", json!({"decision": "deny"}), "id=none", ""),
@@ -252,7 +253,7 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
         assert_eq!(line["subject"], subject, "{line}");
         let told = line["details"].as_str().unwrap_or("");
         assert!(told.contains(details) && (details.is_empty() || result == "done"), "{line}");
-        for secret in ["very-secret-value", "my-path", "skep_", "whsec_"] {
+        for secret in ["q7Zx-very-secret-4Kp", "my-path", "skep_", "whsec_"] {
             assert!(!line.to_string().contains(secret), "{line}");
         }
     }

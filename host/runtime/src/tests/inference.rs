@@ -96,7 +96,7 @@ async fn a_turns_tokens_are_bounded() {
     assert!((1..=3).contains(&outcome.usage.completion_tokens), "{outcome:?}");
 }
 
-/// Generates the likeliest text of this form, at most eight tokens and up to `stop`, and replies with `T` for the error `truncated`,
+/// Generates the likeliest text of this form, at most 64 tokens and up to `stop`, and replies with `T` for the error `truncated`,
 /// with `E` for any other error and with `O` for half an answer.
 ///
 /// Beside what `chatter` writes: `temperature` at 0, `stop` at 80, `output` at 108 of the options.
@@ -114,6 +114,7 @@ fn former(schema: &str, stop: Option<&str>) -> Guest {
     let on_message = format!(
         r#"{begin}
             (i32.store8 offset=8 (i32.const 1024) (i32.const 1))
+            (i32.store offset=84 (i32.const 1024) (i32.const 64))
             (i32.store (i32.const 5400) (i32.const 5120))
             (i32.store (i32.const 5404) (i32.const {}))
             (i32.store offset=88 (i32.const 1024) (i32.const 5400))
@@ -137,15 +138,15 @@ fn former(schema: &str, stop: Option<&str>) -> Guest {
 #[tokio::test]
 async fn a_form_that_is_cut_off_is_an_error_of_its_own_and_leaves_no_message() {
     let host = Host::start().await;
-    let long = r#"{"type": "string", "minLength": 50}"#;
-    let fixed = r#"{"const": "abcdefgh"}"#;
+    let long = r#"{"type": "string", "minLength": 500}"#;
+    let fixed = format!(r#"{{"const": "{}"}}"#, "abcdefgh".repeat(20));
     for (name, guest, answer) in [
         ("limited", former(long, None), "T"),
         ("stopped", former(r#"{"const": "abcd"}"#, Some("cd")), "T"),
         ("refused", former(r#"{"type": "array", "uniqueItems": "yes"}"#, None), "E"),
         ("unsatisfied", former(r#"{"enum": ["ab", "aa"], "not": {"pattern": "a"}}"#, None), "E"),
         ("whole", former(r#"{"const": "ab"}"#, None), "O"),
-        ("fixed", former(fixed, None), "T"),
+        ("fixed", former(&fixed, None), "T"),
     ] {
         host.deploy(name, "", guest).await.expect("valid");
         assert_eq!(host.answer(name, "s", "hi").await, answer, "{name}");
