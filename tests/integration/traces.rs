@@ -219,9 +219,12 @@ async fn a_call_of_another_agents_tool_is_below_the_turn_whose_model_made_it() {
     assert_eq!(attribute(&called.attributes, "gen_ai.conversation.id"), json!("desk~ada"));
 }
 
-/// The spans of a line are those around it, so each of them leads to the request.
+/// The spans of a line are those around it, so each of them leads to the request, and the access log has its id.
 fn one_request_id_links_the_lines(log: &[Value]) {
-    for (message, depth) in [("answered", 1), ("the turn ended", 2), ("the generation ended", 3)] {
+    let access = |line: &&Value| line["target"] == "skep::access" && line["request_id"] == REQUEST_ID;
+    let access = log.iter().find(access).unwrap_or_else(|| panic!("no line of the access log in {log:#?}"));
+    assert_eq!((&access["status"], &access["method"]), (&json!(200), &json!("POST")), "{access}");
+    for (message, depth) in [("the turn ended", 2), ("the generation ended", 3)] {
         let of_request =
             |line: &&Value| line["message"] == message && line["spans"][0]["request_id"] == REQUEST_ID;
         let line = log.iter().find(of_request).unwrap_or_else(|| panic!("no line {message:?} in {log:#?}"));
