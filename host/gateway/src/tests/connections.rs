@@ -16,7 +16,7 @@ use tokio::{
 
 const HEALTH: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
 /// Longer than anything here takes, so that a test ends when the server does not do what it should.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 struct Running {
     address: SocketAddr,
