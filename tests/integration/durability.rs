@@ -255,6 +255,12 @@ fn response_broke_off(way: Way, seen: &Seen) -> bool {
     way != Way::Detached || seen.turn_id.is_none() || seen.last_id.is_some()
 }
 
+/// A process, once it listens.
+async fn started(model: &Path, data: &Path) -> Process {
+    let (model, data) = (model.to_owned(), data.to_owned());
+    tokio::task::spawn_blocking(move || Process::start(&model, &data)).await.unwrap()
+}
+
 /// A model of random weights, which loads in no time.
 pub fn tiny_model(folder: &Path) {
     let fixtures = repository().join("tests/fixtures");
@@ -284,11 +290,8 @@ async fn deploy(url: &str, name: &'static str) {
 async fn a_race_has_the_same_end_after_a_crash() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
-    let start = || {
-        let (model, data) = (model.path().to_owned(), data.path().to_owned());
-        tokio::task::spawn_blocking(move || Process::start(&model, &data))
-    };
-    let mut process = start().await.unwrap();
+    let start = || started(model.path(), data.path());
+    let mut process = start().await;
     deploy(&process.url, "race").await;
     for round in 0..10 {
         let turns = format!("/v1/agents/race/sessions/{round}");
@@ -303,7 +306,7 @@ async fn a_race_has_the_same_end_after_a_crash() {
             generates = seen.contains("event: delta");
         }
         process.kill();
-        process = start().await.unwrap();
+        process = start().await;
         let state: Value =
             client().get(format!("{}{turn}", process.url)).send().await.unwrap().json().await.unwrap();
         let ended = client().get(format!("{}{turn}/events", process.url)).send().await.unwrap();
@@ -321,11 +324,8 @@ async fn a_race_has_the_same_end_after_a_crash() {
 async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
-    let start = || {
-        let (model, data) = (model.path().to_owned(), data.path().to_owned());
-        tokio::task::spawn_blocking(move || Process::start(&model, &data))
-    };
-    let mut process = start().await.unwrap();
+    let start = || started(model.path(), data.path());
+    let mut process = start().await;
     deploy_ledger(&process.url).await;
     let (url, where_it_is) = watch::channel(Some(process.url.clone()));
     let load = Arc::new(Load {
@@ -345,7 +345,7 @@ async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing()
         }
         process.kill();
         url.send_replace(None);
-        process = start().await.unwrap();
+        process = start().await;
         url.send_replace(Some(process.url.clone()));
     }
     load.ends.store(true, Ordering::Relaxed);

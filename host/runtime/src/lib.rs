@@ -44,6 +44,7 @@ mod schedule;
 mod secret;
 mod session;
 mod session_policy;
+mod store_retry;
 mod summary;
 mod tenant_tokens;
 mod terminal_text;

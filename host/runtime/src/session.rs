@@ -15,7 +15,7 @@ mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Message, Standing};
 pub(crate) use actor::{Answer, Command, decode_conversation};
-pub(crate) use ending::StoredFailure;
+pub(crate) use ending::{StoredFailure, decode_outcome};
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
 pub(crate) use turn::TurnRequest;

@@ -7,12 +7,11 @@
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
-    capability::log::now_ms,
     feed::Feed,
     host_tools::CALL_KEY,
-    session::{Message, SessionKey, Settlement, StoredFailure, TurnRequest},
+    session::{Message, SessionKey, Settlement, TurnRequest},
 };
-use skep_store::{OpenTurn, TurnFailure};
+use skep_store::OpenTurn;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -43,37 +42,41 @@ impl AgentHost {
     pub(super) async fn resume_turns(&self) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         services.store.count_losses(CALL_KEY).await?;
-        self.inner.adopt_turns(None).await?;
-        for OpenTurn { id, agent, session, .. } in services.store.open_turns().await? {
-            if services.agent(&agent).is_err() {
-                tracing::warn!(agent, session, turn = id, "the turn waits: its agent cannot be called");
-            }
+        for OpenTurn { id, agent, session, .. } in self.inner.adopt_turns(None).await? {
+            tracing::warn!(agent, session, turn = id, "the turn waits: its agent cannot be called");
         }
         Ok(())
     }
 }
 
 impl Inner {
-    /// Goes on with the turns that nobody runs: of all agents that are ready, or of this one.
-    pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<(), RuntimeError> {
+    /// Goes on with the turns that nobody runs: of all agents that are ready, or of this one. Gives those whose agent is not.
+    pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
         let services = &self.services;
+        let mut left = Vec::new();
         if services.admit().is_err() {
-            return Ok(());
+            return Ok(left);
         }
         let mut sessions: BTreeMap<SessionKey, Vec<TurnRequest>> = BTreeMap::new();
         for turn in services.store.open_turns().await? {
-            if agent.is_some_and(|agent| agent != turn.agent) || services.agent(&turn.agent).is_err() {
+            if agent.is_some_and(|agent| agent != turn.agent) {
+                continue;
+            }
+            if services.agent(&turn.agent).is_err() {
+                left.push(turn);
                 continue;
             }
             let feed = Feed::new(turn.id.clone());
             let Some(live) = services.live.enter(&feed) else { continue };
             let losses = turn.losses.max(services.live.panics(&turn.id));
-            if turn.is_running && losses >= MAX_LOSSES {
-                let failure = given_up(turn, losses);
-                Settlement { failure, spend: None, live }.write(services).await;
+            let OpenTurn { key, id, agent, session, is_running, .. } = turn;
+            if is_running && losses >= MAX_LOSSES {
+                let error = RuntimeError::TurnLost { turn: id, losses };
+                tracing::error!(agent, session, "{error}");
+                let place = SessionKey { agent, session };
+                Settlement::of_unbegun(key, place, &error, true, live).write(services).await;
                 continue;
             }
-            let OpenTurn { key, agent, session, .. } = turn;
             let active = services.active_again(&agent);
             let request = TurnRequest::new(Message::Stored(key), feed, live, active);
             sessions.entry(SessionKey { agent, session }).or_default().push(request);
@@ -81,24 +84,6 @@ impl Inner {
         for (key, turns) in sessions {
             self.sessions.resume(services, key, turns);
         }
-        Ok(())
-    }
-}
-
-fn given_up(turn: OpenTurn, losses: u32) -> TurnFailure {
-    let OpenTurn { key, id, agent, session, .. } = turn;
-    let error = RuntimeError::TurnLost { turn: id, losses };
-    tracing::error!(agent, session, "{error}");
-    TurnFailure {
-        key,
-        agent,
-        session,
-        number: 0,
-        at_ms: now_ms(),
-        error: StoredFailure::encode(&error),
-        keeps_key: true,
-        logs: Vec::new(),
-        events: Vec::new(),
-        token_use: None,
+        Ok(left)
     }
 }

@@ -2,15 +2,18 @@
 
 use super::{Active, AgentHost, Inner, sessions::session_not_found};
 use crate::{
-    AgentName, Invocation, Origin, Outcome, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
+    AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
     access::{plain_session, tenant_of},
     capability::log::now_ms,
     error::known_code,
     feed::{Feed, Hold, Parked},
     journal,
-    session::{Command, Input, Live, Message, SessionKey, Settlement, Standing, StoredFailure, TurnRequest},
+    session::{
+        Command, Input, Live, Message, SessionKey, Settlement, Standing, StoredFailure, TurnRequest,
+        decode_outcome,
+    },
 };
-use skep_store::{Acceptance, NewTurn, TurnFailure, TurnRow, TurnState};
+use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
 use std::sync::Arc;
 use tracing::Instrument as _;
 
@@ -87,7 +90,7 @@ impl AgentHost {
                 TurnPhase::Done { outcome: decode_outcome(&outcome)?, ended_at_ms }
             }
             TurnState::Failed { error, ended_at_ms } => {
-                let StoredFailure { code, message } = decode_failure(&error)?;
+                let StoredFailure { code, message } = StoredFailure::decode(&error)?;
                 TurnPhase::Failed { code, message, ended_at_ms }
             }
         };
@@ -153,23 +156,10 @@ impl Inner {
         let standing = Standing::Waiting { key, seed };
         let place = session_key(&invocation);
         let request = turn_request(invocation, accepted_at_ms, standing, feed, live.clone(), active);
-        match self.send(place, request) {
+        match self.send(place.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
-                let failure = TurnFailure {
-                    key,
-                    agent,
-                    session,
-                    number: 0,
-                    at_ms: now_ms(),
-                    error: StoredFailure::encode(&error),
-                    keeps_key: false,
-                    logs: Vec::new(),
-                    // The caller is told.
-                    events: Vec::new(),
-                    token_use: None,
-                };
-                Settlement { failure, spend: None, live }.write(&self.services).await;
+                Settlement::of_unbegun(key, place, &error, false, live).write(&self.services).await;
                 Err(error)
             }
         }
@@ -215,7 +205,7 @@ impl Inner {
                 feed.end(last + 1, Ok(decode_outcome(&outcome)?));
             }
             TurnState::Failed { error, .. } => {
-                let StoredFailure { code, message } = decode_failure(&error)?;
+                let StoredFailure { code, message } = StoredFailure::decode(&error)?;
                 feed.end(0, Err(RuntimeError::TurnFailed { code: known_code(&code), message }));
             }
         }
@@ -262,16 +252,4 @@ fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
         )),
         _ => Ok(()),
     }
-}
-
-fn decode_outcome(body: &[u8]) -> Result<Outcome, RuntimeError> {
-    serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
-        message: format!("the stored outcome of a turn is unreadable: {error}"),
-    })
-}
-
-fn decode_failure(body: &[u8]) -> Result<StoredFailure, RuntimeError> {
-    serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
-        message: format!("the stored failure of a turn is unreadable: {error}"),
-    })
 }

@@ -10,8 +10,8 @@ use super::{
     work::{self, Retry},
 };
 use crate::{
-    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, courier::stored, metric,
-    session::StoredFailure,
+    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
+    store_retry::stored,
 };
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;

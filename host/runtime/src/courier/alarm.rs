@@ -3,13 +3,13 @@
 use super::{
     count,
     places::Place,
-    status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
     AlarmOrigin, Invocation, Origin,
     agent_host::{OWN_KEY, Services, WeakHost},
     schedule::ScheduleTiming,
+    store_retry::stored,
 };
 use skep_engine::Priority;
 use skep_store::{ScheduleRow, StoreError};

@@ -3,12 +3,12 @@
 use super::{
     count,
     places::Place,
-    status::stored,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
     EventOrigin, Invocation, Origin, RuntimeError,
     agent_host::{OWN_KEY, Services, WeakHost},
+    store_retry::stored,
 };
 use skep_engine::Priority;
 use skep_store::{Delivery, Target};

@@ -15,7 +15,6 @@ mod alarm;
 mod backoff;
 mod delivery;
 mod places;
-mod status;
 mod turn;
 mod webhook;
 
@@ -24,7 +23,6 @@ use alarm::Alarm;
 use delivery::SessionDelivery;
 use places::{Place, Places};
 use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, StoreError, Target};
-pub(crate) use status::stored;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,

@@ -1,9 +1,10 @@
 //! An event on its way to a webhook.
 
-use super::{backoff::Backoff, count, places::Place, status::stored};
+use super::{backoff::Backoff, count, places::Place};
 use crate::{
     agent_host::Services,
     event::webhook::{Webhook, message, message_id},
+    store_retry::stored,
 };
 use jiff::{Timestamp, fmt::rfc2822};
 use skep_outbound::WebhookMessage;

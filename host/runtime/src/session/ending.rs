@@ -32,6 +32,18 @@ impl StoredFailure {
         let stored = StoredFailure { code: error.code().to_owned(), message: error.to_string() };
         serde_json::to_vec(&stored).expect("strings are always JSON")
     }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, RuntimeError> {
+        serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
+            message: format!("the stored failure of a turn is unreadable: {error}"),
+        })
+    }
+}
+
+pub(crate) fn decode_outcome(body: &[u8]) -> Result<Outcome, RuntimeError> {
+    serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
+        message: format!("the stored outcome of a turn is unreadable: {error}"),
+    })
 }
 
 /// A turn that failed: what is stored of that.
@@ -64,7 +76,7 @@ impl Actor {
         let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
         let failure =
             TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
-        Settlement { failure, spend, live: live.clone() }.write(&self.services).await;
+        Settlement { failure, spend, _live: live.clone() }.write(&self.services).await;
     }
 
     /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.

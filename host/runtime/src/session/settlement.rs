@@ -1,44 +1,54 @@
 //! The end of a turn that failed, on its way into the store. Its caller was told, so it must not run again: while the store
 //! fails, the end is written again and again, and the turn is held meanwhile.
 
-use super::Live;
-use crate::{agent_host::Services, token_budget::Spend};
-use skep_store::{StoreError, TurnFailure};
-use std::{sync::Arc, time::Duration};
-
-/// Between two tries. It doubles, up to the longest one.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+use super::{Live, SessionKey, StoredFailure};
+use crate::{
+    RuntimeError, agent_host::Services, capability::log::now_ms, store_retry::stored, token_budget::Spend,
+};
+use skep_store::{StoreError, TurnFailure, TurnKey};
+use std::sync::Arc;
 
 pub(crate) struct Settlement {
     pub(crate) failure: TurnFailure,
     /// What it generated all the same.
     pub(crate) spend: Option<Spend>,
     /// Held until the end is written, so that nobody takes the turn up again.
-    pub(crate) live: Arc<Live>,
+    pub(crate) _live: Arc<Live>,
 }
 
 impl Settlement {
+    /// Of a turn that never began.
+    pub(crate) fn of_unbegun(
+        key: TurnKey,
+        SessionKey { agent, session }: SessionKey,
+        error: &RuntimeError,
+        keeps_key: bool,
+        live: Arc<Live>,
+    ) -> Self {
+        let failure = TurnFailure {
+            key,
+            agent,
+            session,
+            number: 0,
+            at_ms: now_ms(),
+            error: StoredFailure::encode(error),
+            keeps_key,
+            logs: Vec::new(),
+            events: Vec::new(),
+            token_use: None,
+        };
+        Settlement { failure, spend: None, _live: live }
+    }
+
     /// Returns after the first try. If that fails, a task goes on until the store takes it or the host ends.
     pub(crate) async fn write(self, services: &Arc<Services>) {
         if let Err(error) = self.try_to_write(services).await {
             tracing::error!("the failure of a turn cannot be stored yet: {error}");
-            tokio::spawn(self.write_later(services.clone()));
-        }
-    }
-
-    async fn write_later(self, services: Arc<Services>) {
-        let mut wait = FIRST_WAIT;
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = services.closing() => return,
-            }
-            match self.try_to_write(&services).await {
-                Ok(()) => return drop(self.live),
-                Err(error) => tracing::debug!("the failure of a turn cannot be stored yet: {error}"),
-            }
-            wait = (wait * 2).min(LONGEST_WAIT);
+            let services = services.clone();
+            tokio::spawn(async move {
+                let (settlement, services) = (&self, &*services);
+                stored(services, "the failure of a turn", || settlement.try_to_write(services)).await;
+            });
         }
     }
 

@@ -8,7 +8,7 @@ use super::{
     SessionKey,
     accepted::{Input, Live, Message, Standing},
     actor::Actor,
-    ending::{Answer, Failure, StoredFailure},
+    ending::{Answer, Failure, StoredFailure, decode_outcome},
     entry::Entry,
     turn_span,
 };
@@ -425,13 +425,10 @@ impl Actor {
 
 /// What came of a turn that somebody else has run to its end.
 fn ended_before(state: TurnState) -> Result<(u64, Outcome), RuntimeError> {
-    let unreadable = |error: serde_json::Error| RuntimeError::Internal {
-        message: format!("the stored end of a turn is unreadable: {error}"),
-    };
     match state {
-        TurnState::Done { outcome, .. } => Ok((0, serde_json::from_slice(&outcome).map_err(unreadable)?)),
+        TurnState::Done { outcome, .. } => Ok((0, decode_outcome(&outcome)?)),
         TurnState::Failed { error, .. } => {
-            let StoredFailure { code, message } = serde_json::from_slice(&error).map_err(unreadable)?;
+            let StoredFailure { code, message } = StoredFailure::decode(&error)?;
             Err(RuntimeError::TurnFailed { code: known_code(&code), message })
         }
         TurnState::Waiting | TurnState::Running { .. } => Err(RuntimeError::Cancelled),
