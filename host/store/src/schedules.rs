@@ -126,17 +126,18 @@ impl Store {
             Box::pin(async move {
                 let (due_ms, missed, attempt) = (*due_ms, *missed, *attempt);
                 let begun = query(
-            "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ? WHERE id = ? AND state = ?",
-        )
-        .bind(BEGUN)
-        .bind(due_ms as i64)
-        .bind(missed)
-        .bind(attempt)
-        .bind(id)
-        .bind(WAITING)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("began with a schedule"))?;
+                    "UPDATE schedules SET state = ?, due_ms = ?, missed = ?, attempt = ?
+                     WHERE id = ? AND state = ?",
+                )
+                .bind(BEGUN)
+                .bind(due_ms as i64)
+                .bind(missed)
+                .bind(attempt)
+                .bind(id)
+                .bind(WAITING)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("began with a schedule"))?;
                 Ok(begun.rows_affected() > 0)
             })
         })
@@ -157,17 +158,18 @@ impl Store {
                 Box::pin(async move {
                     let (attempt, wake_ms) = (*attempt, *wake_ms);
                     query(
-            "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ? WHERE id = ? AND state = ?",
-        )
-        .bind(WAITING)
-        .bind(attempt)
-        .bind(wake_ms as i64)
-        .bind(error)
-        .bind(id)
-        .bind(BEGUN)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("put a schedule off"))?;
+                        "UPDATE schedules SET state = ?, attempt = ?, wake_ms = ?, error = ?
+                         WHERE id = ? AND state = ?",
+                    )
+                    .bind(WAITING)
+                    .bind(attempt)
+                    .bind(wake_ms as i64)
+                    .bind(error)
+                    .bind(id)
+                    .bind(BEGUN)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("put a schedule off"))?;
                     Ok(())
                 })
             },
@@ -189,20 +191,21 @@ impl Store {
                 Box::pin(async move {
                     let (due_ms, missed) = (*due_ms, *missed);
                     query(
-            "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0, error = ?
-             WHERE id = ? AND state IN (?, ?)",
-        )
-        .bind(WAITING)
-        .bind(due_ms as i64)
-        .bind(due_ms as i64)
-        .bind(missed)
-        .bind(error)
-        .bind(id)
-        .bind(BEGUN)
-        .bind(SETTLED)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("set the next time of a schedule"))?;
+                        "UPDATE schedules SET state = ?, due_ms = ?, wake_ms = ?, missed = ?, attempt = 0,
+                             error = ?
+                         WHERE id = ? AND state IN (?, ?)",
+                    )
+                    .bind(WAITING)
+                    .bind(due_ms as i64)
+                    .bind(due_ms as i64)
+                    .bind(missed)
+                    .bind(error)
+                    .bind(id)
+                    .bind(BEGUN)
+                    .bind(SETTLED)
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("set the next time of a schedule"))?;
                     Ok(())
                 })
             },
@@ -236,7 +239,7 @@ impl Store {
                 let now_ms = *now_ms;
                 let run = query(
                     "UPDATE schedules SET state = ?1, due_ms = ?2, wake_ms = ?2, missed = 0, attempt = 0
-             WHERE agent = ?3 AND id = ?4 AND state IN (?1, ?5)",
+                     WHERE agent = ?3 AND id = ?4 AND state IN (?1, ?5)",
                 )
                 .bind(WAITING)
                 .bind(now_ms as i64)
