@@ -28,7 +28,7 @@ pub use events::TurnStream;
 pub use keys::Key;
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
-pub use sessions::{ImportOptions, Message, MessagePage, Session, SessionDetail};
+pub use sessions::{Conversation, ImportOptions, Message, MessagePage, Session, SessionDetail};
 pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, Agents, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::future::join_all;
-use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
+use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, ModelDigest, PAGE_TOKENS, Tokenizer};
 
 use crate::constraint::{CompileShares, ConstraintCompiler};
 use crate::engine_loop::Submission;
@@ -68,6 +68,8 @@ impl Default for EngineOptions {
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
     pub name: String,
+    /// Tells it from another model that had its name before.
+    pub digest: ModelDigest,
     pub context_length: usize,
     pub vocabulary_size: usize,
     pub eos: Vec<u32>,
@@ -157,6 +159,7 @@ impl Engine {
         }
         let info = ModelInfo {
             name: first.name.clone(),
+            digest: first.digest.clone(),
             context_length: limits.context_length,
             vocabulary_size: limits.vocabulary_size,
             eos: first.config.eos.clone(),
@@ -353,5 +356,5 @@ fn devices(models: &[LoadedModel]) -> String {
 }
 
 fn is_same_model(one: &LoadedModel, other: &LoadedModel) -> bool {
-    one.name == other.name && one.executor.limits() == other.executor.limits()
+    one.name == other.name && one.digest == other.digest && one.executor.limits() == other.executor.limits()
 }

@@ -48,6 +48,6 @@ pub use request::{
     Affinity, BeforeCalls, CallMarkup, CallableTool, Constraint, GenerateRequest, Priority, ToolCallForm,
 };
 pub use router::Routing;
-pub use skep_model::{Sampling, SpecialTokens};
+pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use speculation::{DraftLimits, Speculation};
 pub use stream::TokenStream;

@@ -169,7 +169,9 @@ impl From<RuntimeError> for ApiError {
                 StatusCode::CONFLICT
             }
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
-            RuntimeError::Route { .. } | RuntimeError::SessionExists { .. } => StatusCode::CONFLICT,
+            RuntimeError::Route { .. }
+            | RuntimeError::SessionExists { .. }
+            | RuntimeError::ModelGone { .. } => StatusCode::CONFLICT,
             RuntimeError::InvalidName { .. }
             | RuntimeError::InvalidSecret { .. }
             | RuntimeError::InvalidEvent { .. }

@@ -10,6 +10,7 @@ pub mod error;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
+mod digest;
 mod gguf;
 mod mapping;
 mod safetensors_file;
@@ -33,6 +34,7 @@ pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor};
 pub use communicator::RankFault;
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
+pub use digest::ModelDigest;
 pub use error::ModelError;
 pub use executor::{
     CPU_KV_TOKENS, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions, KernelFolders,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::chat_template::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::digest::ModelDigest;
 use crate::error::ModelError;
 use crate::executor::{Executor, ExecutorOptions, PlacedExecutor};
 use crate::tokenizer::Tokenizer;
@@ -17,6 +18,7 @@ pub struct LoadedModel {
     pub config: ModelConfig,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Arc<ChatTemplate>,
+    pub digest: ModelDigest,
     pub executor: Box<dyn Executor>,
     /// Where the executor runs, for people: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
@@ -44,11 +46,13 @@ impl LoadedModel {
             .ok_or_else(|| ModelError::TokenizerMissing { path: path.display().to_string() })?;
         let tokenizer = Arc::new(tokenizer);
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
+        let digest = ModelDigest::new(&checkpoint, &tokenizer, &template);
         let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
             tokenizer: tokenizer.clone(),
             template: template.clone(),
+            digest: digest.clone(),
             executor,
             device,
             fallback,

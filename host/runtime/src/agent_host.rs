@@ -8,6 +8,7 @@ mod batches;
 mod deployments;
 mod events;
 mod expiry;
+mod model_use;
 mod schedules;
 mod secrets;
 mod services;
@@ -17,6 +18,7 @@ mod store_health;
 mod turns;
 mod webhooks;
 
+pub use model_use::ModelMismatch;
 pub(crate) use services::{Active, Services};
 pub(crate) use turns::OWN_KEY;
 
@@ -195,6 +197,12 @@ impl AgentHost {
     /// Sessions in memory.
     pub fn loaded_sessions(&self) -> usize {
         self.inner.sessions.count()
+    }
+
+    /// What sessions keep in memory.
+    #[cfg(test)]
+    pub(crate) fn remembered_bytes(&self) -> usize {
+        self.inner.sessions.remembered_bytes()
     }
 
     /// Takes no more turns, waits until those that were taken have ended or `deadline` has passed, and ends the rest.

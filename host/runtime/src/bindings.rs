@@ -13,6 +13,11 @@ wasmtime::component::bindgen!({
     imports: {
         // They are read from the store when a turn first asks.
         "skep:agent/schedule": async | trappable,
+        // A conversation is read from the store when a turn first asks.
+        "skep:agent/inference.[static]conversation.open": async | trappable,
+        "skep:agent/inference.[method]conversation.fork": async | trappable,
+        "skep:agent/inference-sync.[static]conversation.open": async | trappable,
+        "skep:agent/inference-sync.[method]conversation.fork": async | trappable,
         // The guest stands still during these, the host does not.
         "skep:agent/inference-sync.[method]conversation.compact": async | trappable,
         "skep:agent/inference-sync.[method]conversation.generate": async | trappable,

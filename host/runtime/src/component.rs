@@ -117,7 +117,7 @@ impl Compiler {
         let context = TurnContext::new(
             None,
             StateView::new(Arc::default(), 0),
-            ConversationSet::new(Arc::default()),
+            ConversationSet::default(),
             TurnLog::new(manifest.name.as_str(), "", 0),
             &limits,
         );

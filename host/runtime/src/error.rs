@@ -65,6 +65,11 @@ pub enum RuntimeError {
     Route { agent: String, route: String, message: String },
     #[error("no model {name:?} is loaded; there {}", one_of(.known))]
     ModelUnknown { name: String, known: Vec<String> },
+    #[error(
+        "the agent.toml of agent {agent:?} says model = {model:?}, which this host does not serve any more; there {}; serve it, \
+         or deploy the agent with another `model`, or with none for the host's default", one_of(.known)
+    )]
+    ModelGone { agent: String, model: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
     #[error(
@@ -166,6 +171,7 @@ impl RuntimeError {
             Self::SecretNotFound { .. } => "secret_not_found",
             Self::Route { .. } => "invalid_route",
             Self::ModelUnknown { .. } => "model_unknown",
+            Self::ModelGone { .. } => "model_gone",
             Self::MailboxFull { .. } => "mailbox_full",
             Self::TooManyTurns { .. } => "too_many_turns",
             Self::TokensUsedUp(_) => "tokens_used_up",
@@ -216,6 +222,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "invalid_request",
         "limit_exceeded",
         "mailbox_full",
+        "model_gone",
         "model_unknown",
         "outbox_full",
         "schema_invalid",

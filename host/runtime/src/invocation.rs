@@ -126,6 +126,13 @@ pub enum RunEvent {
         /// What the agent is told instead of a result.
         reason: Option<String>,
     },
+    /// A conversation goes on with another model than it was with: one of another name or, under the same name, another one.
+    /// Its tokens were made anew from its messages.
+    ModelChanged {
+        conversation: String,
+        from: String,
+        to: String,
+    },
     /// After each generation.
     Generation {
         #[serde(with = "StoredUsage")]

@@ -56,7 +56,7 @@ mod tools;
 mod vault;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role, Tenant, plain_session, tenant_of};
-pub use agent_host::AgentHost;
+pub use agent_host::{AgentHost, ModelMismatch};
 pub use approvals::Approval;
 pub use batch::{
     AGENT_MODEL, BatchAnswer, BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResult,
@@ -90,7 +90,7 @@ pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{DiskUse, LogFilter, OpenWork};
 pub use summary::{
-    AgentDetail, AgentSummary, AgentVersion, FailedAgent, LogLine, MessagePage, SessionDetail,
+    AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
 pub use tenant_tokens::{TenantBudget, TenantTokens};

@@ -93,6 +93,8 @@ limits! {
     tokens_per_day: 100_000_000, at most 1_000_000_000, within 1..=4_000_000_000;
     /// Keys and values of a session.
     state_kb: 1_024, at most 16_384, within 0..=1_048_576;
+    /// State and conversations of a session together, as they are stored: messages, and the tokens that the model saw.
+    session_kb: 32_768, at most 131_072, within 1..=4_194_303;
     /// Calls of the `skep:agent` interfaces in a turn.
     host_calls: 100_000, at most 1_000_000, within 0..=1_000_000_000;
     /// What those calls pass to the host and get from it, in a turn.

@@ -57,7 +57,7 @@ fn empty_context(agent: &Arc<Deployed>) -> TurnContext {
     TurnContext::new(
         None,
         StateView::new(Arc::default(), agent.limits.state_kb),
-        ConversationSet::new(Arc::default()),
+        ConversationSet::default(),
         TurnLog::new(agent.manifest.name.as_str(), "", 0),
         &agent.limits,
     )

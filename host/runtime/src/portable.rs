@@ -2,11 +2,11 @@
 
 use crate::{
     Limits, RuntimeError, SessionId, SessionSummary,
-    capability::{StoredConversation, check_conversation, state},
+    capability::{StoredConversation, check_conversation, check_size, state},
 };
-use skep_engine::{ModelSet, chat::Transcript};
+use skep_engine::{ModelDigest, ModelSet, chat::Transcript};
 use skep_store::{ConversationRow, SessionRow, SessionSnapshot};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Of a session that is exported: its state and conversations.
 pub(crate) const MAX_PORTABLE_BYTES: u64 = 32 << 20;
@@ -25,12 +25,14 @@ pub struct PortableSession {
 pub struct PortableConversation {
     pub name: String,
     pub model: String,
+    /// The digest of the model whose tokens the transcript has, if that is known.
+    pub digest: Option<ModelDigest>,
     pub transcript: Transcript,
 }
 
 impl PortableSession {
     /// The rows of this session, as if its last turn had been committed at `now_ms`.
-    pub(crate) fn into_snapshot(
+    pub(crate) async fn into_snapshot(
         self,
         limits: &Limits,
         models: &ModelSet,
@@ -45,20 +47,25 @@ impl PortableSession {
         state::check(&self.state, limits).map_err(invalid)?;
         let mut rows: BTreeMap<String, ConversationRow> = BTreeMap::new();
         for conversation in self.conversations {
-            let PortableConversation { name, model, transcript } = conversation;
+            let PortableConversation { name, model, digest, mut transcript } = conversation;
             let at = |why: String| invalid(format!("conversation {name:?}: {why}"));
             if rows.contains_key(&name) {
                 return Err(at("there are two of this name".into()));
             }
             check_conversation(&name, rows.len(), transcript.messages()).map_err(at)?;
             let engine = models.get(Some(&model)).map_err(|unknown| at(unknown.to_string()))?;
-            transcript.check(&engine).map_err(at)?;
-            let stored = StoredConversation { model, transcript };
-            let body = serde_json::to_vec(&stored).map_err(|error| RuntimeError::Internal {
-                message: format!("conversation {name:?} cannot be written: {error}"),
-            })?;
-            rows.insert(name.clone(), ConversationRow { name, body });
+            let info = engine.info();
+            // Tokens of another model of that name mean nothing here; the messages do.
+            match digest.is_none_or(|digest| digest == info.digest) {
+                true => transcript.check(&engine).map_err(at)?,
+                false => transcript.forget_tokens(),
+            }
+            let stored = StoredConversation { model, digest: Some(info.digest.clone()), transcript };
+            rows.insert(name.clone(), Arc::new(stored).encode(name).await?);
         }
+        let state: usize = self.state.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let conversations: usize = rows.values().map(|row| row.body.len()).sum();
+        check_size(0, state + conversations, limits.session_kb)?;
         let created_at_ms = created_at_ms.min(now_ms);
         Ok(SessionSnapshot {
             row: SessionRow { session: id, turns, created_at_ms, updated_at_ms: now_ms },

@@ -14,7 +14,7 @@ mod turn;
 mod turn_span;
 
 pub(crate) use accepted::{Input, Live, LiveTurns, Message, Standing};
-pub(crate) use actor::{Answer, Command, decode_conversation};
+pub(crate) use actor::{Answer, Command};
 pub(crate) use ending::{StoredFailure, decode_outcome};
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
@@ -173,6 +173,11 @@ impl Sessions {
 
     pub(crate) async fn end_all(&self) {
         self.end(|_| true).await;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn remembered_bytes(&self) -> usize {
+        self.bytes.load(Ordering::Acquire)
     }
 
     pub(crate) fn count(&self) -> usize {

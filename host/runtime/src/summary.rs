@@ -82,13 +82,26 @@ pub struct SessionSummary {
 #[derive(Clone, Debug)]
 pub struct SessionDetail {
     pub summary: SessionSummary,
-    /// Of all conversations, one after the other in the order of their names.
+    /// In the order of their names.
+    pub conversations: Vec<ConversationSummary>,
+    /// The first messages, one conversation after the other, as many as a page has.
     pub messages: Vec<ChatMessage>,
+    /// Whether there are more messages than these; [`crate::AgentHost::messages`] gives those of each conversation.
+    pub has_more: bool,
     /// Sum over all conversations.
     pub usage: Usage,
     pub state_keys: Vec<String>,
     /// Keys and values.
     pub state_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConversationSummary {
+    pub name: String,
+    pub model: String,
+    pub messages: u64,
+    /// What it takes in the store.
+    pub bytes: u64,
 }
 
 /// Messages of one conversation, as it was last committed.

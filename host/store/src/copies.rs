@@ -8,7 +8,7 @@ use crate::{
     ConversationRow, SessionRow, SessionSnapshot, Store, StoreError, erasure,
     erasure::{Begun, Deliveries},
     pieces::Piece,
-    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, is_foreign_key, put_conversations},
+    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, conversation_row, is_foreign_key, put_conversations},
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
 use std::{collections::VecDeque, time::Duration};
@@ -272,7 +272,7 @@ impl Source {
                 }
                 while !rows.is_full() {
                     let next = query(
-                        "SELECT name, body FROM conversations WHERE session = ?1 AND (?2 IS NULL OR name > ?2)
+                        "SELECT name, model, digest, body FROM conversations WHERE session = ?1 AND (?2 IS NULL OR name > ?2)
                          ORDER BY name LIMIT 1",
                     )
                     .bind(*session)
@@ -281,7 +281,7 @@ impl Source {
                     .await
                     .map_err(failed())?;
                     let Some(row) = next else { return Ok((rows, true)) };
-                    let conversation = ConversationRow { name: row.get(0), body: row.get(1) };
+                    let conversation = conversation_row(&row);
                     *name_after = Some(conversation.name.clone());
                     rows.bytes += conversation.body.len();
                     rows.conversations.push(conversation);

@@ -70,7 +70,11 @@ fn commit(number: u64, keys: usize) -> TurnCommit {
         turn: 1,
         at_ms: 1,
         state: state.collect(),
-        conversations: vec![ConversationRow { name: "main".into(), body: vec![2] }],
+        conversations: vec![ConversationRow {
+            name: "main".into(),
+            body: vec![2],
+            ..ConversationRow::default()
+        }],
         logs: vec![LogEntry { at_ms: 1, level: "info".into(), message: id.clone() }],
         outcome: Some(Outcome { idempotency_key: Some("k".into()), body: vec![3] }),
         events: vec![event(&format!("of {id}"), &id)],

@@ -69,7 +69,7 @@ pub use logs::{LogEntry, LogFilter, LogRow};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
+    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionFolder, SessionOutline, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use sqlite::{Durability, Store};
 pub use standing::{COMMIT_TIME, DiskUse, OpenWork};

@@ -358,6 +358,13 @@ const STEPS: &[&str] = &[
     ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
     CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);
 ",
+    // The model that a conversation's tokens are of, so that a host whose models changed can tell whom that concerns.
+    "
+    ALTER TABLE conversations ADD COLUMN model TEXT;
+    ALTER TABLE conversations ADD COLUMN digest TEXT;
+    UPDATE conversations SET model = json_extract(CAST(body AS TEXT), '$.model') WHERE json_valid(CAST(body AS TEXT));
+    CREATE INDEX conversations_by_model ON conversations (model, digest, session);
+",
 ];
 
 /// Brings a database to the schema that this build knows.
@@ -400,7 +407,8 @@ mod tests {
              INSERT INTO components VALUES ('d', x'00');
              INSERT INTO agents VALUES ('a', 'name = \"a\"', 'd', 7);
              INSERT INTO sessions VALUES ('a', 's', 3, 1, 2);
-             INSERT INTO state VALUES ('a', 's', 'k', x'01');",
+             INSERT INTO state VALUES ('a', 's', 'k', x'01');
+             INSERT INTO conversations VALUES ('a', 's', 'main', CAST('{{\"model\": \"m\"}}' AS BLOB)), ('a', 's', 'bad', x'ff');",
             STEPS[0]
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(first)).execute(&mut connection).await.expect("the first schema");
@@ -414,6 +422,8 @@ mod tests {
         let state = "SELECT turns FROM sessions JOIN state ON state.session = sessions.key
              WHERE agent = 'a' AND sessions.session = 's' AND state.key = 'k' AND value = x'01'";
         assert_eq!(count(&mut connection, state).await, 3);
+        let with_models = "SELECT COUNT(*) FROM conversations WHERE model = 'm' AND digest IS NULL";
+        assert_eq!(count(&mut connection, with_models).await, 1, "and the one that cannot be read is kept");
         query("DELETE FROM agents").execute(&mut connection).await.expect("deletes");
         assert_eq!(
             count(&mut connection, "SELECT COUNT(*) FROM state").await,

@@ -46,10 +46,39 @@ impl SessionFolder {
 }
 
 /// A conversation, as bytes that the runtime understands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConversationRow {
     pub name: String,
+    /// The model that it is with, and the digest of that. Early versions stored neither.
+    pub model: Option<String>,
+    pub digest: Option<String>,
     pub body: Vec<u8>,
+}
+
+/// A conversation without what was said in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConversationOutline {
+    pub name: String,
+    pub model: Option<String>,
+    /// The length of its body.
+    pub bytes: usize,
+}
+
+/// A session with its state, and with its conversations by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOutline {
+    pub row: SessionRow,
+    /// By key, in order.
+    pub state: Vec<(String, Vec<u8>)>,
+    pub conversations: Vec<ConversationOutline>,
+}
+
+/// How many sessions have conversations with one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelUse {
+    pub model: String,
+    pub digest: Option<String>,
+    pub sessions: u64,
 }
 
 /// A session with everything in it.
@@ -121,37 +150,61 @@ impl Store {
 
     /// A session with its state and conversations, or `None` if no turn of it was committed.
     pub async fn session(&self, agent: &str, session: &str) -> Result<Option<SessionSnapshot>, StoreError> {
-        let failed = || StoreError::while_it("read a session");
-        // One transaction: the three reads see the same turn.
-        let mut transaction = self.readers.begin().await.map_err(failed())?;
-        let row = query(
-            "SELECT session, turns, created_at_ms, updated_at_ms, key FROM sessions WHERE agent = ? AND session = ?",
+        // One transaction: all reads see the same turn.
+        let mut reading = self.readers.begin().await.map_err(reading_failed())?;
+        let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
+        let state = state_of(&mut reading, key).await?;
+        let conversations = query(
+            "SELECT name, model, digest, body FROM conversations WHERE session = ? ORDER BY name",
         )
-        .bind(agent)
-        .bind(session)
-        .fetch_optional(&mut *transaction)
+        .bind(key)
+        .fetch_all(&mut *reading)
         .await
-        .map_err(failed())?;
-        let Some(row) = row else { return Ok(None) };
-        let key: i64 = row.get(4);
-        let state = query("SELECT key, value FROM state WHERE session = ? ORDER BY key")
-            .bind(key)
-            .fetch_all(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        let conversations = query("SELECT name, body FROM conversations WHERE session = ? ORDER BY name")
-            .bind(key)
-            .fetch_all(&mut *transaction)
-            .await
-            .map_err(failed())?;
-        Ok(Some(SessionSnapshot {
-            row: session_row(&row),
-            state: state.into_iter().map(|row| (row.get(0), row.get(1))).collect(),
-            conversations: conversations
-                .into_iter()
-                .map(|row| ConversationRow { name: row.get(0), body: row.get(1) })
-                .collect(),
-        }))
+        .map_err(reading_failed())?;
+        let conversations = conversations.iter().map(conversation_row).collect();
+        Ok(Some(SessionSnapshot { row, state, conversations }))
+    }
+
+    /// A session with its state, and the names and sizes of its conversations. `None` if no turn of it was committed.
+    pub async fn session_outline(
+        &self,
+        agent: &str,
+        session: &str,
+    ) -> Result<Option<SessionOutline>, StoreError> {
+        let mut reading = self.readers.begin().await.map_err(reading_failed())?;
+        let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
+        let state = state_of(&mut reading, key).await?;
+        let conversations = query(
+            "SELECT name, model, LENGTH(body) FROM conversations WHERE session = ? ORDER BY name",
+        )
+        .bind(key)
+        .fetch_all(&mut *reading)
+        .await
+        .map_err(reading_failed())?;
+        let conversations = conversations.iter().map(|row| ConversationOutline {
+            name: row.get(0),
+            model: row.get(1),
+            bytes: row.get::<i64, _>(2) as usize,
+        });
+        Ok(Some(SessionOutline { row, state, conversations: conversations.collect() }))
+    }
+
+    /// The models that the conversations of all sessions are with.
+    pub async fn models_in_use(&self) -> Result<Vec<ModelUse>, StoreError> {
+        let rows = query(
+            "SELECT model, digest, COUNT(DISTINCT conversations.session) FROM conversations
+             JOIN sessions ON sessions.key = conversations.session AND sessions.session IS NOT NULL
+             WHERE model IS NOT NULL GROUP BY model, digest ORDER BY model, digest",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("counted the sessions of each model"))?;
+        let model_use = |row: &SqliteRow| ModelUse {
+            model: row.get(0),
+            digest: row.get(1),
+            sessions: row.get::<i64, _>(2) as u64,
+        };
+        Ok(rows.iter().map(model_use).collect())
     }
 
     /// At most `limit` sessions of an agent in a folder in the order of their ids, those after `after` if it is given.
@@ -187,7 +240,7 @@ impl Store {
         name: &str,
     ) -> Result<Option<ConversationRow>, StoreError> {
         let row = query(
-            "SELECT name, body FROM conversations
+            "SELECT name, model, digest, body FROM conversations
              WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND name = ?",
         )
         .bind(agent)
@@ -196,7 +249,7 @@ impl Store {
         .fetch_optional(&self.readers)
         .await
         .map_err(StoreError::while_it("read a conversation"))?;
-        Ok(row.map(|row| ConversationRow { name: row.get(0), body: row.get(1) }))
+        Ok(row.as_ref().map(conversation_row))
     }
 
     /// The names of a session's conversations, in order. `None` if no turn of it was committed.
@@ -254,6 +307,44 @@ impl Store {
             .map_err(StoreError::while_it("looked for the outcome of a turn"))?;
         Ok(row.map(|row| row.get(0)))
     }
+}
+
+/// The key of a session, with its row.
+async fn find(
+    reading: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+) -> Result<Option<(i64, SessionRow)>, StoreError> {
+    let row = query(
+        "SELECT session, turns, created_at_ms, updated_at_ms, key FROM sessions WHERE agent = ? AND session = ?",
+    )
+    .bind(agent)
+    .bind(session)
+    .fetch_optional(reading)
+    .await
+    .map_err(reading_failed())?;
+    Ok(row.map(|row| (row.get(4), session_row(&row))))
+}
+
+async fn state_of(
+    reading: &mut SqliteConnection,
+    session: i64,
+) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    let rows = query("SELECT key, value FROM state WHERE session = ? ORDER BY key")
+        .bind(session)
+        .fetch_all(reading)
+        .await
+        .map_err(reading_failed())?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+fn reading_failed() -> impl FnOnce(sqlx::Error) -> StoreError {
+    StoreError::while_it("read a session")
+}
+
+/// From the columns name, model, digest and body.
+pub(crate) fn conversation_row(row: &SqliteRow) -> ConversationRow {
+    ConversationRow { name: row.get(0), model: row.get(1), digest: row.get(2), body: row.get(3) }
 }
 
 async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<(), StoreError> {
@@ -367,11 +458,13 @@ pub(crate) async fn put_conversations(
 ) -> Result<(), StoreError> {
     for conversation in conversations {
         query(
-            "INSERT INTO conversations (session, name, body) VALUES (?1, ?2, ?3)
-             ON CONFLICT (session, name) DO UPDATE SET body = ?3",
+            "INSERT INTO conversations (session, name, model, digest, body) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (session, name) DO UPDATE SET model = ?3, digest = ?4, body = ?5",
         )
         .bind(session)
         .bind(&conversation.name)
+        .bind(&conversation.model)
+        .bind(&conversation.digest)
         .bind(&conversation.body)
         .execute(&mut *connection)
         .await

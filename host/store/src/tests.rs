@@ -33,7 +33,12 @@ async fn a_turn_survives_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let set = StateChange { key: "name".into(), value: Some(b"Ada".to_vec()) };
-    let body = ConversationRow { name: "main".into(), body: b"tokens".to_vec() };
+    let body = ConversationRow {
+        name: "main".into(),
+        model: Some("m".into()),
+        digest: Some("d".into()),
+        body: b"tokens".to_vec(),
+    };
     let commit = TurnCommit { state: vec![set], conversations: vec![body.clone()], ..turn(1) };
     store.commit_turn(commit).await.unwrap();
     store.close().await;
@@ -42,6 +47,33 @@ async fn a_turn_survives_reopening() {
     assert_eq!(snapshot.row.turns, 1);
     assert_eq!(snapshot.state, vec![("name".to_owned(), b"Ada".to_vec())]);
     assert_eq!(snapshot.conversations, vec![body]);
+}
+
+#[tokio::test]
+async fn sessions_are_counted_by_the_model_of_their_conversations() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let conversation = |name: &str, digest: Option<&str>| ConversationRow {
+        name: name.into(),
+        model: Some("m".into()),
+        digest: digest.map(str::to_owned),
+        body: vec![1, 2, 3],
+    };
+    for (session, digests) in [("a", [Some("1"), Some("1")]), ("b", [Some("1"), Some("2")]), ("c", [None, None])] {
+        let conversations = vec![conversation("main", digests[0]), conversation("other", digests[1])];
+        let commit = TurnCommit { session: session.into(), conversations, ..turn(1) };
+        store.commit_turn(commit).await.unwrap();
+    }
+    let used = store.models_in_use().await.unwrap();
+    let used: Vec<_> = used.iter().map(|used| (used.digest.as_deref(), used.sessions)).collect();
+    assert_eq!(used, [(None, 1), (Some("1"), 2), (Some("2"), 1)]);
+
+    let outline = store.session_outline(AGENT, "b").await.unwrap().unwrap();
+    let outlined = |name: &str| ConversationOutline { name: name.into(), model: Some("m".into()), bytes: 3 };
+    assert_eq!(outline.conversations, [outlined("main"), outlined("other")]);
+    store.delete_session(AGENT, "b").await.unwrap();
+    assert_eq!(store.session_outline(AGENT, "b").await.unwrap(), None);
+    assert_eq!(store.models_in_use().await.unwrap().len(), 2, "a session that was deleted does not count");
 }
 
 #[tokio::test]

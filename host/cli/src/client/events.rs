@@ -92,6 +92,12 @@ fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
         timing: Timing,
     }
     #[derive(Deserialize)]
+    struct ModelChanged {
+        conversation: String,
+        from: String,
+        to: String,
+    }
+    #[derive(Deserialize)]
     struct Started {
         turn_id: String,
     }
@@ -100,6 +106,9 @@ fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
         "delta" => serde_json::from_str(data).map(|delta: Delta| TurnEvent::Delta(delta.text)),
         "tool_call" => serde_json::from_str(data).map(TurnEvent::ToolCall),
         "tool_result" => serde_json::from_str(data).map(TurnEvent::ToolResult),
+        "model_changed" => serde_json::from_str(data).map(|ModelChanged { conversation, from, to }| {
+            TurnEvent::ModelChanged { conversation, from, to }
+        }),
         "usage" => serde_json::from_str(data)
             .map(|Generation { usage, timing }| TurnEvent::Generation { usage, timing }),
         "done" => serde_json::from_str::<Turn>(data).map(TurnEvent::Done),

@@ -21,9 +21,19 @@ pub struct Session {
 pub struct SessionDetail {
     #[serde(flatten)]
     pub session: Session,
+    pub conversations: Vec<Conversation>,
     pub usage: wire::Usage,
     pub state_keys: Vec<String>,
     pub state_bytes: u64,
+}
+
+/// A conversation of a session, in a line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Conversation {
+    pub name: String,
+    pub model: String,
+    pub messages: u64,
+    pub bytes: u64,
 }
 
 /// What an import may do that it does not do unasked.

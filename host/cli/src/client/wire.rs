@@ -169,6 +169,11 @@ pub enum TurnEvent {
     Delta(String),
     ToolCall(ToolCall),
     ToolResult(ToolCall),
+    ModelChanged {
+        conversation: String,
+        from: String,
+        to: String,
+    },
     Generation { usage: Usage, timing: Timing },
     Done(Turn),
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{HostArgs, confirmation::confirmed, out};
-use crate::client::{ImportOptions, Message, Session, SessionDetail};
+use crate::client::{Conversation, ImportOptions, Message, Session, SessionDetail};
 use crate::style;
 
 /// More cannot be imported.
@@ -241,7 +241,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 fn summary(detail: &SessionDetail) -> Result<()> {
-    let SessionDetail { session, usage, state_keys, state_bytes } = detail;
+    let SessionDetail { session, conversations, usage, state_keys, state_bytes } = detail;
     let paint = style::stdout();
     let keys = match state_keys.len() {
         0 => "no state".to_owned(),
@@ -257,7 +257,11 @@ fn summary(detail: &SessionDetail) -> Result<()> {
     out::line(&format!(
         "  {} prompt tokens ({} cached), {} generated; {keys}",
         usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
-    ))
+    ))?;
+    for Conversation { name, model, messages, bytes } in conversations {
+        out::line(&format!("  conversation {name}: {messages} messages with {model}, {bytes} bytes"))?;
+    }
+    Ok(())
 }
 
 fn for_people(message: &Message) -> String {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use skep_model::physical_cores;
+use skep_runtime::ModelMismatch;
 
 use super::out;
 use crate::agent_source::AgentSource;
@@ -111,7 +112,8 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         server = serving => server?,
         () = signals.next() => return Ok(()),
     };
-    announce(&server, &data, threads)?;
+    let mismatches = server.host.model_mismatches().await?;
+    announce(&server, &data, threads, &mismatches)?;
     let watching = async {
         if let Some(sources) = watched {
             let Err(error) = redeploy::watch(sources, server.host.clone()).await;
@@ -127,6 +129,19 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     tokio::select! {
         () = server.shutdown() => Ok(()),
         () = signals.next() => std::process::exit(130),
+    }
+}
+
+/// What becomes of the sessions whose model is not what it was.
+fn mismatch_line(ModelMismatch { model, is_served, sessions }: &ModelMismatch) -> String {
+    let sessions = if *sessions == 1 { "1 session".to_owned() } else { format!("{sessions} sessions") };
+    match is_served {
+        true => format!(
+            "{model} is not the model of this name that {sessions} used before; their tokens are made anew from the messages"
+        ),
+        false => format!(
+            "{sessions} used the model {model}, which is not served now; they go on with their agent's own model"
+        ),
     }
 }
 
@@ -165,7 +180,12 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     Ok(options)
 }
 
-fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()> {
+fn announce(
+    server: &RunningServer,
+    data: &DataDir,
+    threads: usize,
+    mismatches: &[ModelMismatch],
+) -> Result<()> {
     let paint = style::stdout();
     let url = server.url();
     out::line(&format!("{} {}", paint.bold("skep is up at"), paint.bold(&paint.cyan(&url))))?;
@@ -192,6 +212,9 @@ fn announce(server: &RunningServer, data: &DataDir, threads: usize) -> Result<()
     }
     for failed in server.host.failed_agents() {
         out::line(&format!("  {}  {}: {}", paint.red("broken"), failed.name, failed.reason))?;
+    }
+    for mismatch in mismatches {
+        out::line(&format!("  {} {}", paint.red("changed"), mismatch_line(mismatch)))?;
     }
     out::line("next:")?;
     let flag = if url == crate::client::DEFAULT_URL { String::new() } else { format!(" --url {url}") };

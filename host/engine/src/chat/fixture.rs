@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use skep_model::{
     Architecture, Batch, ChatTemplate, Executor, ExecutorLimits, LoadedModel, LogitRow, LogitsWanted,
-    MemoryPlan, ModelConfig, ModelError, Rope, RopePairing, RopeScaling, RowOutput, SpecialTokens, Tokenizer,
+    MemoryPlan, ModelConfig, ModelDigest, ModelError, Rope, RopePairing, RopeScaling, RowOutput, SpecialTokens, Tokenizer,
 };
 
 use crate::{Engine, EngineOptions};
@@ -53,6 +53,7 @@ pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: Eng
         tokenizer,
         template: Arc::new(template),
         executor: Box::new(executor),
+        digest: ModelDigest::default(),
         device: "cpu".into(),
         fallback: None,
     };

@@ -63,6 +63,19 @@ impl ChatMessage {
         ChatMessage { tool_call_id: Some(call_id.into()), ..Self::new(Role::Tool, content.into()) }
     }
 
+    /// Bytes of the text, and of the arguments of the tools that it calls.
+    pub fn text_bytes(&self) -> usize {
+        self.content.len() + self.tool_calls.iter().map(|call| call.arguments.len()).sum::<usize>()
+    }
+
+    /// About what it takes, in memory and as JSON.
+    pub fn bytes(&self) -> usize {
+        const OWN: usize = 64;
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let names: usize = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + OWN).sum();
+        OWN + self.text_bytes() + names + text(&self.tool_call_id) + text(&self.name) + text(&self.raw)
+    }
+
     fn new(role: Role, content: String) -> Self {
         ChatMessage { role, content, tool_calls: Vec::new(), tool_call_id: None, name: None, raw: None }
     }

@@ -65,6 +65,20 @@ impl Transcript {
         *self = Transcript { usage: self.usage, ..Transcript::default() };
     }
 
+    /// Forgets what the model saw and produced: the messages are for another model now, which writes them in its own way.
+    pub fn forget_tokens(&mut self) {
+        (self.tokens, self.rendered) = (Vec::new(), String::new());
+        self.messages.iter_mut().for_each(|message| message.raw = None);
+    }
+
+    /// About what it takes, in memory and as JSON.
+    pub fn bytes(&self) -> usize {
+        /// A number and a comma.
+        const TOKEN: usize = 6;
+        let messages: usize = self.messages.iter().map(ChatMessage::bytes).sum();
+        messages + self.rendered.len() + self.tokens.len() * TOKEN
+    }
+
     /// This conversation with other messages, of which the model has seen nothing yet.
     pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
         Transcript { messages, usage: self.usage, ..Transcript::default() }
@@ -173,6 +187,13 @@ impl Transcript {
         self.tokens.extend(&outcome.tokens);
         self.rendered.clone_from(&outcome.rendered);
         self.rendered.push_str(&outcome.raw);
+        self.add_usage(&outcome.usage);
+    }
+
+    /// Appends the answer of another model, of whose tokens this one knows nothing.
+    pub fn commit_text(&mut self, outcome: &ChatOutcome) {
+        let tool_calls = outcome.tool_calls.clone();
+        self.messages.push(ChatMessage { tool_calls, ..ChatMessage::assistant(outcome.text.clone()) });
         self.add_usage(&outcome.usage);
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 use serde_json::json;
 use skep_model::{
-    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, ModelWeights,
+    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, ModelDigest, ModelWeights,
     Sampling, Tokenizer,
 };
 
@@ -144,6 +144,7 @@ fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
         tokenizer: Arc::new(byte_tokenizer()),
         template: Arc::new(ChatTemplate::chatml_default()),
         executor,
+        digest: ModelDigest::default(),
         device: "cpu".into(),
         fallback: None,
     }

@@ -164,6 +164,10 @@ impl TurnJson {
                 let decision = if approved { "approve" } else { "deny" };
                 Message::named("approval_decided", &json!({"id": id, "decision": decision, "reason": reason}))
             }
+            RunEvent::ModelChanged { conversation, from, to } => {
+                let change = json!({"conversation": conversation, "from": from, "to": to});
+                Message::named("model_changed", &change)
+            }
             RunEvent::Generation { usage, timing } => {
                 self.first_token_us.get_or_insert(timing.first_token_us);
                 Message::named("usage", &json!({"usage": usage_json(&usage), "timing": timing_json(&timing)}))

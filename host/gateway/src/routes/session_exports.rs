@@ -13,7 +13,7 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use skep_engine::chat::Transcript;
+use skep_engine::{ModelDigest, chat::Transcript};
 use skep_runtime::{PortableConversation, PortableSession, SessionSummary};
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -48,6 +48,9 @@ struct Document {
 struct Conversation {
     name: String,
     model: String,
+    /// The model whose tokens these are. Without it, the tokens have to spell the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    digest: Option<ModelDigest>,
     /// Messages, tokens, the text that the tokens are of, and the sum of the usage.
     transcript: Transcript,
 }
@@ -128,14 +131,14 @@ fn read(bytes: &[u8], session: String) -> Result<(String, PortableSession), ApiE
 }
 
 impl From<PortableConversation> for Conversation {
-    fn from(PortableConversation { name, model, transcript }: PortableConversation) -> Self {
-        Conversation { name, model, transcript }
+    fn from(PortableConversation { name, model, digest, transcript }: PortableConversation) -> Self {
+        Conversation { name, model, digest, transcript }
     }
 }
 
 impl From<Conversation> for PortableConversation {
-    fn from(Conversation { name, model, transcript }: Conversation) -> Self {
-        PortableConversation { name, model, transcript }
+    fn from(Conversation { name, model, digest, transcript }: Conversation) -> Self {
+        PortableConversation { name, model, digest, transcript }
     }
 }
 

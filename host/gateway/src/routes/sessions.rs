@@ -47,7 +47,17 @@ pub(crate) async fn show(
 ) -> Result<Json<Value>, ApiError> {
     let detail = gateway.host.session(&agent, &session).await?;
     let mut value = named_json(&detail.summary, &caller.name_of(&session));
+    let conversations = detail.conversations.iter().map(|conversation| {
+        json!({
+            "name": conversation.name,
+            "model": conversation.model,
+            "messages": conversation.messages,
+            "bytes": conversation.bytes,
+        })
+    });
+    value["conversations"] = conversations.collect();
     value["messages"] = detail.messages.iter().map(message_json).collect();
+    value["has_more"] = json!(detail.has_more);
     value["usage"] = openai::usage_json(&detail.usage);
     value["state_keys"] = json!(detail.state_keys);
     value["state_bytes"] = json!(detail.state_bytes);

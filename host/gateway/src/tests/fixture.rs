@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use skep_engine::{Engine, EngineOptions, ModelSet};
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::Store;
 use std::{path::Path, sync::Arc};
@@ -108,11 +108,14 @@ fn tiny_model() -> LoadedModel {
         ExecutorOptions { threads: Some(1), kv_tokens: Some(16 << 10), ..ExecutorOptions::default() };
     let executor = CpuExecutor::load(&checkpoint, options).unwrap();
     let tokenizer = std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).unwrap();
+    let tokenizer = Tokenizer::from_json(&tokenizer).unwrap();
+    let template = ChatTemplate::chatml_default();
     LoadedModel {
         name: "tiny".into(),
         config: checkpoint.config().clone(),
-        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).unwrap()),
-        template: Arc::new(ChatTemplate::chatml_default()),
+        digest: ModelDigest::new(&checkpoint, &tokenizer, &template),
+        tokenizer: Arc::new(tokenizer),
+        template: Arc::new(template),
         executor: Box::new(executor),
         device: "cpu".into(),
         fallback: None,

@@ -24,7 +24,12 @@ async fn server() -> Server {
     let session = PortableSession {
         summary: SessionSummary { id: "s".into(), turns: 3, created_at_ms: 5, updated_at_ms: 6 },
         state: [("key".to_owned(), vec![0, 255, 7])].into(),
-        conversations: vec![PortableConversation { name: "main".into(), model: "tiny".into(), transcript }],
+        conversations: vec![PortableConversation {
+            name: "main".into(),
+            model: "tiny".into(),
+            digest: None,
+            transcript,
+        }],
     };
     server.host.import_session("echo", session, false).await.unwrap();
     server
@@ -41,6 +46,12 @@ async fn messages_come_in_pages_with_their_numbers() {
     let first = page("?limit=3").await.json();
     assert_eq!((&first["has_more"], &first["total"]), (&json!(true), &json!(4)));
     assert_eq!(first["data"][0], json!({"role": "system", "content": "Be brief.", "number": 1}));
+    let detail = server.get(SESSION).await.json();
+    let conversation = &detail["conversations"][0];
+    assert_eq!(
+        (&conversation["name"], &conversation["model"], &conversation["messages"], &detail["has_more"]),
+        (&json!("main"), &json!("tiny"), &json!(4), &json!(false))
+    );
     let rest = page("?conversation=main&after=3").await.json();
     assert_eq!(rest["data"], json!([{"role": "user", "content": "three", "number": 4}]));
     assert_eq!(rest["has_more"], false);

@@ -70,8 +70,37 @@ struct ActiveTurns {
 #[derive(Clone)]
 pub(super) enum Slot {
     Ready(Arc<Deployed>),
-    /// It is stored, and this is why it cannot be called.
-    Failed(String),
+    /// It is stored, and cannot be called.
+    Failed(NotStarted),
+}
+
+/// Why a stored agent could not be started again.
+#[derive(Clone)]
+pub(super) struct NotStarted {
+    reason: String,
+    /// Its `agent.toml` names a model, and the host has only these.
+    model_gone: Option<(String, Vec<String>)>,
+}
+
+impl NotStarted {
+    fn because(error: &RuntimeError) -> Self {
+        let model_gone = match error {
+            RuntimeError::ModelUnknown { name, known } => Some((name.clone(), known.clone())),
+            _ => None,
+        };
+        NotStarted { reason: error.to_string(), model_gone }
+    }
+
+    fn error(self, agent: &str) -> RuntimeError {
+        let agent = agent.to_owned();
+        match self.model_gone {
+            Some((model, known)) => RuntimeError::ModelGone { agent, model, known },
+            None => {
+                let message = format!("it could not be started again, deploy it anew: {}", self.reason);
+                RuntimeError::Component { agent, message }
+            }
+        }
+    }
 }
 
 /// A turn that was taken; dropped when it has ended.
@@ -134,7 +163,7 @@ impl Services {
                     Ok(deployed) => Slot::Ready(Arc::new(deployed)),
                     Err(error) => {
                         tracing::error!(agent = row.agent.name, "the agent cannot be started again: {error}");
-                        Slot::Failed(error.to_string())
+                        Slot::Failed(NotStarted::because(&error))
                     }
                 };
                 services.put(row.agent.name, slot);
@@ -222,7 +251,9 @@ impl Services {
     pub(super) fn failed(&self) -> Vec<FailedAgent> {
         let agents = self.read();
         let failed = agents.iter().filter_map(|(name, slot)| match slot {
-            Slot::Failed(reason) => Some(FailedAgent { name: name.clone(), reason: reason.clone() }),
+            Slot::Failed(failed) => {
+                Some(FailedAgent { name: name.clone(), reason: failed.reason.clone() })
+            }
             Slot::Ready(_) => None,
         });
         failed.collect()
@@ -232,10 +263,7 @@ impl Services {
     pub(crate) fn agent(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
         match self.read().get(name).cloned() {
             Some(Slot::Ready(agent)) => Ok(agent),
-            Some(Slot::Failed(reason)) => Err(RuntimeError::Component {
-                agent: name.to_owned(),
-                message: format!("it could not be started again, deploy it anew: {reason}"),
-            }),
+            Some(Slot::Failed(failed)) => Err(failed.error(name)),
             None => Err(self.not_found(name)),
         }
     }

@@ -5,14 +5,15 @@
 
 use super::{AgentHost, MAX_PAGE};
 use crate::{
-    MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail, SessionId,
+    ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail, SessionId,
     SessionSummary, Tenant,
     access::{plain_session, tenant_of},
-    capability::{StoredConversation, log::now_ms, total_usage},
+    capability::{StoredConversation, log::now_ms},
     portable::MAX_PORTABLE_BYTES,
-    session::{Answer, Command, SessionKey, decode_conversation},
+    session::{Answer, Command, SessionKey},
 };
-use skep_store::{ConversationRow, Existing, Fork, SessionRow};
+use skep_engine::{Usage, chat::ChatMessage};
+use skep_store::{ConversationOutline, Existing, Fork, SessionRow};
 use tokio::sync::oneshot;
 
 /// Text of one page of messages; a page has at least one message.
@@ -36,18 +37,30 @@ impl AgentHost {
 
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
         self.inner.services.known(agent)?;
-        let snapshot = self.inner.services.store.session(agent, session).await?;
-        let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;
-        let mut conversations: Vec<StoredConversation> = Vec::new();
-        for row in &snapshot.conversations {
-            conversations.push(readable(agent, session, row)?);
+        let store = &self.inner.services.store;
+        let outline = store.session_outline(agent, session).await?;
+        let outline = outline.ok_or_else(|| session_not_found(agent, session))?;
+        let (mut conversations, mut usage) = (Vec::with_capacity(outline.conversations.len()), Usage::default());
+        let (mut page, mut has_more) = (Page::of(MAX_PAGE), false);
+        // One after the other, so that no two of them are in memory.
+        for ConversationOutline { name, .. } in outline.conversations {
+            // It may have been deleted meanwhile.
+            let Some(row) = store.conversation(agent, session, &name).await? else { continue };
+            let bytes = row.body.len() as u64;
+            let StoredConversation { model, transcript, .. } = StoredConversation::decode(row).await?;
+            let messages = transcript.messages();
+            has_more |= page.add(messages) < messages.len();
+            usage.add(&transcript.usage());
+            conversations.push(ConversationSummary { name, model, messages: messages.len() as u64, bytes });
         }
-        let state_bytes = snapshot.state.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum();
+        let state_bytes = outline.state.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum();
         Ok(SessionDetail {
-            summary: session_summary(snapshot.row),
-            messages: conversations.iter().flat_map(|one| one.transcript.messages().to_vec()).collect(),
-            usage: total_usage(conversations.iter()),
-            state_keys: snapshot.state.into_iter().map(|(key, _)| key).collect(),
+            summary: session_summary(outline.row),
+            conversations,
+            messages: page.messages,
+            has_more,
+            usage,
+            state_keys: outline.state.into_iter().map(|(key, _)| key).collect(),
             state_bytes,
         })
     }
@@ -70,17 +83,12 @@ impl AgentHost {
             let name = conversation.chars().take(80).collect();
             return Err(RuntimeError::ConversationNotFound { agent, session, name, known });
         };
-        let stored = readable(agent, session, &row)?;
+        let stored = StoredConversation::decode(row).await?;
         let messages = stored.transcript.messages();
-        let mut bytes = 0;
-        let page =
-            (1..).zip(messages).filter(|(number, _)| *number > after).take(limit.min(MAX_PAGE) as usize);
-        let page = page.enumerate().take_while(|(index, (_, message))| {
-            bytes += message.content.len();
-            *index == 0 || bytes <= MAX_PAGE_BYTES
-        });
-        let page = page.map(|(_, (number, message))| (number, message.clone())).collect();
-        Ok(MessagePage { total: messages.len() as u64, messages: page })
+        let skipped = usize::try_from(after).unwrap_or(usize::MAX).min(messages.len());
+        let mut page = Page::of(limit.min(MAX_PAGE));
+        page.add(&messages[skipped..]);
+        Ok(MessagePage { total: messages.len() as u64, messages: (after.saturating_add(1)..).zip(page.messages).collect() })
     }
 
     /// Begins the session `to` as a copy of what is committed of `from`: its state, its conversations and the number of its
@@ -117,9 +125,10 @@ impl AgentHost {
         let snapshot = store.session(agent, session).await?;
         let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;
         let mut conversations = Vec::with_capacity(snapshot.conversations.len());
-        for row in &snapshot.conversations {
-            let StoredConversation { model, transcript } = readable(agent, session, row)?;
-            conversations.push(PortableConversation { name: row.name.clone(), model, transcript });
+        for row in snapshot.conversations {
+            let name = row.name.clone();
+            let StoredConversation { model, digest, transcript } = StoredConversation::decode(row).await?;
+            conversations.push(PortableConversation { name, model, digest, transcript });
         }
         Ok(PortableSession {
             summary: session_summary(snapshot.row),
@@ -138,7 +147,7 @@ impl AgentHost {
     ) -> Result<SessionSummary, RuntimeError> {
         let services = &self.inner.services;
         let limits = services.agent(agent)?.limits;
-        let snapshot = Box::new(export.into_snapshot(&limits, services.models.set(), now_ms())?);
+        let snapshot = Box::new(export.into_snapshot(&limits, services.models.set(), now_ms()).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
         match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?
@@ -182,10 +191,32 @@ impl AgentHost {
     }
 }
 
-fn readable(agent: &str, session: &str, row: &ConversationRow) -> Result<StoredConversation, RuntimeError> {
-    decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
-        message: format!("conversation {:?} of session {agent}/{session} is unreadable: {error}", row.name),
-    })
+/// Messages until there are enough of them, or enough text. The first one always has room.
+struct Page {
+    room: usize,
+    bytes: usize,
+    messages: Vec<ChatMessage>,
+}
+
+impl Page {
+    fn of(limit: u32) -> Self {
+        Page { room: limit as usize, bytes: 0, messages: Vec::new() }
+    }
+
+    /// How many of them had room.
+    fn add(&mut self, messages: &[ChatMessage]) -> usize {
+        for (index, message) in messages.iter().enumerate() {
+            self.bytes += message.text_bytes();
+            let is_full = self.bytes > MAX_PAGE_BYTES && !self.messages.is_empty();
+            if self.room == 0 || is_full {
+                self.room = 0;
+                return index;
+            }
+            self.room -= 1;
+            self.messages.push(message.clone());
+        }
+        messages.len()
+    }
 }
 
 pub(super) fn session_not_found(agent: &str, session: &str) -> RuntimeError {

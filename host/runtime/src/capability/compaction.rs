@@ -8,7 +8,7 @@
 use super::{
     budget::{Beginning, Reservation, Turn},
     conversation::{Conversation, Generating},
-    generation::{end, engine_error, follow, refuse, repeat, told},
+    generation::{Progress, check_model, end, engine_error, follow, refuse, repeat, told},
     generation_options::asked,
     generation_record::{GenerationRecord, WrittenUsage},
 };
@@ -203,6 +203,9 @@ impl Compacting {
             let source = Source::Recorded { record, place, reservation };
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
         }
+        if let Err(error) = check_model(&call, engine) {
+            return Ok(Err(refuse(turn, &call, error)));
+        }
         let max_tokens = reservation.max_tokens as usize;
         let options = ChatOptions {
             tools: tools.to_vec(),
@@ -241,7 +244,8 @@ impl Compacting {
                 (repeat(record, reservation, None)?.text, Some(usage))
             }
             Source::Model { call, stream, reservation } => {
-                let followed = follow(&turn, &call, *stream, reservation, false, None).await;
+                let progress = Progress::new(&turn, &call, engine, false);
+                let followed = follow(progress, *stream, reservation, None).await;
                 turn.journal.caught_up().await;
                 let outcome = match followed {
                     Ok(outcome) => outcome,

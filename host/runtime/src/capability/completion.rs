@@ -2,7 +2,7 @@
 
 use super::{
     budget::{Beginning, Reservation, Turn},
-    generation::{Generated, Progress, end, engine_error, refuse, repeat, timing, usage},
+    generation::{Generated, Progress, check_model, end, engine_error, refuse, repeat, timing, usage},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, WrittenUsage},
 };
@@ -12,7 +12,7 @@ use crate::{
         inference::{self, GenerateOptions},
         types::Error,
     },
-    journal::{Call, Identity},
+    journal::Identity,
 };
 use skep_engine::{FinishReason, Finished, GenerateRequest, TakenBack, TokenEvent, TokenStream};
 use skep_model::SpecialTokens;
@@ -61,6 +61,9 @@ pub(crate) async fn complete(
         place.reached().await;
         return Ok(repeat(record, reservation, None));
     }
+    if let Err(error) = check_model(&call, &engine) {
+        return Ok(Err(refuse(&turn, &call, error)));
+    }
     let mut request = GenerateRequest::new(tokens);
     request.sampling = chat.sampling;
     request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
@@ -77,7 +80,8 @@ pub(crate) async fn complete(
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
-    let followed = follow_text(&turn, &call, stream, reservation, visible).await;
+    let progress = Progress::new(&turn, &call, &engine, visible);
+    let followed = follow_text(progress, stream, reservation).await;
     turn.journal.caught_up().await;
     let (text, finished) = match followed {
         Ok(followed) => followed,
@@ -110,13 +114,10 @@ pub(crate) async fn complete(
 
 /// Reads a completion to its end.
 async fn follow_text(
-    turn: &Turn,
-    call: &Call,
+    mut progress: Progress<'_>,
     mut stream: TokenStream,
     mut reservation: Reservation,
-    visible: bool,
 ) -> Result<(String, Finished), Error> {
-    let mut progress = Progress::new(turn, call, visible);
     let (mut text, mut produced, mut taken_back) = (String::new(), Vec::new(), TakenBack::default());
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());

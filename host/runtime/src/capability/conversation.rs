@@ -1,35 +1,21 @@
-//! Conversations of a session, as one turn sees them.
-//!
-//! A turn works on copies of the session's conversations; what it changed is committed with it. One generation at a
-//! time extends a conversation, and nothing else changes it meanwhile.
+//! A conversation that a guest holds. One generation at a time extends it, and nothing else changes it meanwhile.
 
+use super::{
+    conversation_set::{MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long},
+    session_room::SessionRoom,
+};
 use crate::bindings::{inference::CompactionPolicy, types::Error};
-use serde::{Deserialize, Serialize};
 use skep_engine::{
     Engine, Usage,
     chat::{ChatMessage, ChatOutcome, Transcript},
 };
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-
-const MAX_CONVERSATIONS: usize = 64;
-const MAX_NAME_BYTES: usize = 128;
-const MAX_MESSAGES: usize = 10_000;
-const MAX_TEXT_BYTES: usize = 8 << 20;
-
-/// A conversation between turns.
-#[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct StoredConversation {
-    pub(crate) model: String,
-    pub(crate) transcript: Transcript,
-}
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A conversation that a guest holds. Clones are the same conversation.
 #[derive(Clone)]
 pub struct Conversation {
     pub(crate) engine: Engine,
+    room: Arc<SessionRoom>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -39,8 +25,20 @@ struct Inner {
     phase: Phase,
     /// Of the messages, so that they stay bounded.
     text_bytes: usize,
+    /// What it takes of the session's room.
+    bytes: usize,
     /// As the agent set it in this turn.
     compaction: Option<CompactionPolicy>,
+    /// Until the caller was told.
+    model_change: Option<ModelChange>,
+}
+
+/// A conversation goes on with another model than it was with: one of another name, or another one of the same name.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelChange {
+    pub(crate) conversation: String,
+    pub(crate) from: String,
+    pub(crate) to: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,87 +51,6 @@ enum Phase {
 
 /// The right to append a generated message. Dropped, it gives the conversation back as it was.
 pub(crate) struct Generating(Conversation);
-
-/// The conversations of one turn.
-pub(crate) struct ConversationSet {
-    committed: Arc<BTreeMap<String, StoredConversation>>,
-    opened: BTreeMap<String, Conversation>,
-}
-
-impl ConversationSet {
-    pub(crate) fn new(committed: Arc<BTreeMap<String, StoredConversation>>) -> Self {
-        ConversationSet { committed, opened: BTreeMap::new() }
-    }
-
-    /// The session's conversation of this name with its model, or a new one with `model`.
-    pub(crate) fn open(
-        &mut self,
-        name: &str,
-        engine: impl Fn(Option<&str>) -> Result<Engine, Error>,
-        model: Option<&str>,
-    ) -> Result<Conversation, Error> {
-        if let Some(open) = self.opened.get(name) {
-            return Ok(open.clone());
-        }
-        let conversation = match self.committed.get(name) {
-            Some(StoredConversation { model, transcript }) => {
-                Conversation::new(engine(Some(model))?, transcript.clone())
-            }
-            None => {
-                self.check_new(name)?;
-                Conversation::new(engine(model)?, Transcript::new())
-            }
-        };
-        self.opened.insert(name.to_owned(), conversation.clone());
-        Ok(conversation)
-    }
-
-    /// The name and the arguments of a call of the model that waits for its result.
-    pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
-        self.opened.values().find_map(|conversation| conversation.outstanding_call(id))
-    }
-
-    /// A copy of `from` under a name that is free or whose conversation is empty.
-    pub(crate) fn fork(&mut self, from: &Conversation, name: &str) -> Result<Conversation, Error> {
-        let taken = match (self.opened.get(name), self.committed.get(name)) {
-            (Some(open), _) => !open.messages().is_empty(),
-            (None, Some(stored)) => !stored.transcript.messages().is_empty(),
-            (None, None) => {
-                self.check_new(name)?;
-                false
-            }
-        };
-        if taken {
-            let message = format!("the session has a conversation {name:?} already; clear it first");
-            return Err(Error::InvalidArgument(message));
-        }
-        let source = from.when_open()?;
-        let copy = Conversation::new(from.engine.clone(), source.transcript.clone());
-        drop(source);
-        copy.lock().changed = true;
-        self.opened.insert(name.to_owned(), copy.clone());
-        Ok(copy)
-    }
-
-    /// What the turn changed, to be committed.
-    pub(crate) fn changed(&self) -> BTreeMap<String, StoredConversation> {
-        let mut changed = BTreeMap::new();
-        for (name, conversation) in &self.opened {
-            let inner = conversation.lock();
-            if inner.changed {
-                let model = conversation.engine.info().name.clone();
-                let transcript = inner.transcript.clone();
-                changed.insert(name.clone(), StoredConversation { model, transcript });
-            }
-        }
-        changed
-    }
-
-    fn check_new(&self, name: &str) -> Result<(), Error> {
-        let fresh = self.opened.keys().filter(|name| !self.committed.contains_key(*name)).count();
-        check_name(name, self.committed.len() + fresh).map_err(Error::InvalidArgument)
-    }
-}
 
 impl Conversation {
     pub(crate) fn messages(&self) -> Vec<ChatMessage> {
@@ -164,7 +81,7 @@ impl Conversation {
         {
             return Ok(());
         }
-        inner.make_room(text.len())?;
+        self.make_room(&mut inner, &ChatMessage::system(text))?;
         inner.transcript.set_system(text);
         inner.changed = true;
         Ok(())
@@ -172,7 +89,7 @@ impl Conversation {
 
     pub(crate) fn push(&self, message: ChatMessage) -> Result<(), Error> {
         let mut inner = self.when_open()?;
-        inner.make_room(message.content.len())?;
+        self.make_room(&mut inner, &message)?;
         inner.transcript.push(message);
         inner.changed = true;
         Ok(())
@@ -195,6 +112,7 @@ impl Conversation {
         let mut inner = self.lock();
         inner.transcript.clear();
         inner.text_bytes = 0;
+        inner.measure(&self.room);
         inner.changed = true;
         if inner.phase == Phase::Generating {
             inner.phase = Phase::ClearedWhileGenerating;
@@ -210,10 +128,70 @@ impl Conversation {
         Ok((Generating(self.clone()), transcript))
     }
 
-    fn new(engine: Engine, transcript: Transcript) -> Self {
+    /// A conversation that takes so many bytes of the session's room already.
+    pub(super) fn new(
+        engine: Engine,
+        transcript: Transcript,
+        room: Arc<SessionRoom>,
+        bytes: usize,
+    ) -> Self {
         let text_bytes = text_bytes(transcript.messages());
-        let inner = Inner { transcript, changed: false, phase: Phase::Open, text_bytes, compaction: None };
-        Conversation { engine, inner: Arc::new(Mutex::new(inner)) }
+        let inner = Inner {
+            transcript,
+            changed: false,
+            phase: Phase::Open,
+            text_bytes,
+            bytes,
+            compaction: None,
+            model_change: None,
+        };
+        Conversation { engine, room, inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    pub(super) fn with_change(self, change: ModelChange) -> Self {
+        self.lock().model_change = Some(change);
+        self
+    }
+
+    /// That the model is another one than before, once.
+    pub(super) fn take_model_change(&self) -> Option<ModelChange> {
+        self.lock().model_change.take()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().transcript.messages().is_empty()
+    }
+
+    /// Another conversation with the same messages.
+    pub(super) fn copy(&self) -> Result<Self, Error> {
+        let inner = self.when_open()?;
+        let bytes = inner.transcript.bytes();
+        self.room.take(bytes).map_err(Error::InvalidArgument)?;
+        let copy = Conversation::new(self.engine.clone(), inner.transcript.clone(), self.room.clone(), bytes);
+        copy.lock().changed = true;
+        Ok(copy)
+    }
+
+    /// What it is to be stored as, if the turn changed it.
+    pub(super) fn changed(&self) -> Option<StoredConversation> {
+        let inner = self.lock();
+        let info = self.engine.info();
+        inner.changed.then(|| StoredConversation {
+            model: info.name.clone(),
+            digest: Some(info.digest.clone()),
+            transcript: inner.transcript.clone(),
+        })
+    }
+
+    fn make_room(&self, inner: &mut Inner, message: &ChatMessage) -> Result<(), Error> {
+        let (messages, bytes) = (inner.transcript.messages().len(), message.text_bytes());
+        if messages >= MAX_MESSAGES || inner.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
+            return Err(Error::InvalidArgument(too_long(messages, inner.text_bytes)));
+        }
+        self.room.take(message.bytes()).map_err(Error::InvalidArgument)?;
+        inner.text_bytes += bytes;
+        inner.bytes += message.bytes();
+        Ok(())
     }
 
     fn when_open(&self) -> Result<MutexGuard<'_, Inner>, Error> {
@@ -233,13 +211,11 @@ impl Conversation {
 }
 
 impl Inner {
-    fn make_room(&mut self, bytes: usize) -> Result<(), Error> {
-        let messages = self.transcript.messages().len();
-        if messages >= MAX_MESSAGES || self.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
-            return Err(Error::InvalidArgument(too_long(messages, self.text_bytes)));
-        }
-        self.text_bytes += bytes;
-        Ok(())
+    /// Counts anew what it takes of the session's room.
+    fn measure(&mut self, room: &SessionRoom) {
+        let bytes = self.transcript.bytes();
+        room.replace(self.bytes, bytes);
+        self.bytes = bytes;
     }
 }
 
@@ -252,20 +228,42 @@ impl Generating {
         }
         inner.transcript = transcript.clone();
         inner.text_bytes = text_bytes(transcript.messages());
+        inner.measure(&self.0.room);
         inner.changed = true;
         Ok(())
     }
 
     /// Appends what was generated.
     pub(crate) fn commit(self, outcome: &ChatOutcome) -> Result<(), Error> {
+        self.append(|transcript| transcript.commit(outcome))
+    }
+
+    /// Appends what another model generated: its tokens mean nothing to this one.
+    pub(crate) fn commit_text(self, outcome: &ChatOutcome) -> Result<(), Error> {
+        self.append(|transcript| transcript.commit_text(outcome))
+    }
+
+    fn append(self, append: impl FnOnce(&mut Transcript)) -> Result<(), Error> {
         let mut inner = self.0.lock();
         if inner.phase != Phase::Generating {
             return Err(Error::Cancelled);
         }
-        inner.transcript.commit(outcome);
-        inner.text_bytes = inner.text_bytes.saturating_add(outcome.text.len());
+        append(&mut inner.transcript);
+        let added = inner.transcript.messages().last().map_or(0, ChatMessage::text_bytes);
+        inner.text_bytes = inner.text_bytes.saturating_add(added);
+        inner.measure(&self.0.room);
         inner.changed = true;
         Ok(())
+    }
+
+    /// The model that the conversation is with.
+    pub(super) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// That the model is another one than before, once.
+    pub(super) fn take_model_change(&self) -> Option<ModelChange> {
+        self.0.take_model_change()
     }
 }
 
@@ -273,44 +271,4 @@ impl Drop for Generating {
     fn drop(&mut self) {
         self.0.lock().phase = Phase::Open;
     }
-}
-
-/// What is wrong with a conversation that comes from elsewhere, if something is: the session has `others` already.
-pub(crate) fn check_conversation(name: &str, others: usize, messages: &[ChatMessage]) -> Result<(), String> {
-    check_name(name, others)?;
-    let bytes = text_bytes(messages);
-    if messages.len() > MAX_MESSAGES || bytes > MAX_TEXT_BYTES {
-        return Err(too_long(messages.len(), bytes));
-    }
-    Ok(())
-}
-
-fn check_name(name: &str, others: usize) -> Result<(), String> {
-    if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
-        return Err(format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len()));
-    }
-    if others >= MAX_CONVERSATIONS {
-        return Err(format!("a session may have {MAX_CONVERSATIONS} conversations"));
-    }
-    Ok(())
-}
-
-fn text_bytes(messages: &[ChatMessage]) -> usize {
-    messages.iter().map(|message| message.content.len()).sum()
-}
-
-fn too_long(messages: usize, bytes: usize) -> String {
-    format!(
-        "the conversation has {messages} messages of {bytes} bytes; {MAX_MESSAGES} messages of {MAX_TEXT_BYTES} bytes are \
-         allowed"
-    )
-}
-
-/// Sum over all conversations.
-pub(crate) fn total_usage<'a>(conversations: impl Iterator<Item = &'a StoredConversation>) -> Usage {
-    let mut sum = Usage::default();
-    for conversation in conversations {
-        sum.add(&conversation.transcript.usage());
-    }
-    sum
 }

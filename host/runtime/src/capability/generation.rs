@@ -7,7 +7,7 @@
 use super::{
     budget::{Beginning, Reservation, Turn},
     compaction::{Compacting, Cut},
-    conversation::{Conversation, Generating},
+    conversation::{Conversation, Generating, ModelChange},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
     text_stream::TextSink,
@@ -22,7 +22,7 @@ use crate::{
 };
 use serde_json::Value;
 use skep_engine::{
-    Engine, EngineError, TakenBack, Timing, Usage,
+    Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
 use std::sync::Arc;
@@ -106,6 +106,10 @@ pub(crate) fn begin(
         let work = Work::Recorded { record, place, compacting };
         return Ok(Ok(Begun { turn, generating, before, reservation, work }));
     }
+    if let Err(error) = check_model(&call, engine) {
+        return Ok(Err(refuse(&turn, &call, error)));
+    }
+    tell_model_change(&turn, &call, &generating);
     chat.max_tokens = Some(reservation.max_tokens as usize);
     chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
     chat.resume = call.tokens().to_vec();
@@ -133,6 +137,25 @@ pub(crate) fn begin(
         }
         Err(error) => Err(end(&turn, &call, error, None, Some(at))),
     })
+}
+
+/// That the model did not change while the generation was cut off: its tokens would be another text.
+pub(super) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
+    if !call.is_of_another(&engine.info().digest) {
+        return Ok(());
+    }
+    let name = &engine.info().name;
+    let message = format!("interrupted: the model {name} was exchanged for another one meanwhile; generate again");
+    Err(Error::Internal(message))
+}
+
+/// The caller hears once that the conversation goes on with another model.
+fn tell_model_change(turn: &Turn, call: &Call, generating: &Generating) {
+    if let Some(ModelChange { conversation, from, to }) = generating.take_model_change()
+        && call.shown() == 0
+    {
+        turn.journal.shown(call, RunEvent::ModelChanged { conversation, from, to });
+    }
 }
 
 /// The agent's word for this conversation, or for all of them.
@@ -176,7 +199,8 @@ impl Begun {
         };
         let Started { call, stream, visible, before, compacted_at } = started;
         let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
-        let followed = follow(&turn, &call, *stream, reservation, visible, sink).await;
+        let progress = Progress::new(&turn, &call, generating.engine(), visible);
+        let followed = follow(progress, *stream, reservation, sink).await;
         turn.journal.caught_up().await;
         let outcome = match followed {
             Ok(outcome) => outcome,
@@ -190,12 +214,13 @@ impl Begun {
             Ok(arguments) => arguments,
             Err(error) => return Ok(Err(end(error, figures))),
         };
+        let generating_model = generating.engine().info().digest.clone();
         // Only an answer puts the compacted form in the conversation's place.
         let rewritten = compacted_at.map_or(Ok(()), |_| generating.rewrite(&before));
         if let Err(error) = rewritten.and_then(|()| generating.commit(&outcome)) {
             return Ok(Err(end(error, figures)));
         }
-        let message = Message::of(&outcome, &before);
+        let message = Message::of(&outcome, &before, &generating_model);
         let mut events = vec![RunEvent::Generation { usage: outcome.usage, timing: outcome.timing }];
         events.extend(outcome.tool_calls.iter().zip(arguments).map(|(call, arguments)| RunEvent::ToolCall {
             id: call.id.clone(),
@@ -331,6 +356,7 @@ pub(super) fn repeat(
 pub(super) struct Progress<'a> {
     turn: &'a Turn,
     call: &'a Call,
+    model: &'a ModelDigest,
     visible: bool,
     /// Tokens that are in the journal.
     journalled: usize,
@@ -339,9 +365,9 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(turn: &'a Turn, call: &'a Call, visible: bool) -> Self {
+    pub(super) fn new(turn: &'a Turn, call: &'a Call, engine: &'a Engine, visible: bool) -> Self {
         let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
-        Progress { turn, call, visible, journalled, shown_before }
+        Progress { turn, call, model: &engine.info().digest, visible, journalled, shown_before }
     }
 
     /// `produced` are all tokens so far, `delta` the text that the last ones gave. The last one told what had been taken
@@ -357,20 +383,17 @@ impl<'a> Progress<'a> {
             return;
         }
         self.journalled += new.len();
-        self.turn.journal.tokens(self.call, new, taken_back, text);
+        self.turn.journal.tokens(self.call, self.model, new, taken_back, text);
     }
 }
 
 /// Reads a chat to its end.
 pub(super) async fn follow(
-    turn: &Turn,
-    call: &Call,
+    mut progress: Progress<'_>,
     mut stream: ChatStream,
     mut reservation: Reservation,
-    visible: bool,
     sink: Option<TextSink>,
 ) -> Result<ChatOutcome, Error> {
-    let mut progress = Progress::new(turn, call, visible);
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {

@@ -12,7 +12,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    Timing, Usage,
+    ModelDigest, Timing, Usage,
     chat::{ChatFinish, ChatOutcome, ToolCall, Transcript},
 };
 
@@ -65,10 +65,13 @@ pub(super) struct Message {
     new_prompt_tokens: Vec<u32>,
     kept_rendered_bytes: usize,
     new_rendered: String,
+    /// The model that generated it. Early versions recorded none.
+    #[serde(default)]
+    model: Option<ModelDigest>,
 }
 
 impl Message {
-    pub(super) fn of(outcome: &ChatOutcome, before: &Transcript) -> Self {
+    pub(super) fn of(outcome: &ChatOutcome, before: &Transcript, model: &ModelDigest) -> Self {
         let same = outcome.prompt.iter().zip(before.tokens()).take_while(|(new, old)| new == old).count();
         let kept = match outcome.rendered.strip_prefix(before.rendered()) {
             Some(_) => before.rendered().len(),
@@ -81,10 +84,17 @@ impl Message {
             new_prompt_tokens: outcome.prompt[same..].to_vec(),
             kept_rendered_bytes: kept,
             new_rendered: outcome.rendered[kept..].to_owned(),
+            model: Some(model.clone()),
         }
     }
 
-    /// Appends the message again. The conversation must be what it was before it.
+    /// Whether this model generated it.
+    fn is_of(&self, model: &ModelDigest) -> bool {
+        self.model.as_ref().is_none_or(|generated| generated == model)
+    }
+
+    /// Appends the message again. The conversation must be what it was before it, unless the model is another one now: then
+    /// the message is a text as any other.
     pub(super) fn append(
         self,
         generating: Generating,
@@ -92,27 +102,37 @@ impl Message {
         generation: &Generation,
         usage: Usage,
     ) -> Result<(), Error> {
+        let tool_calls = generation.tool_calls.iter().cloned().map(chat_call).collect();
+        let finish = match generation.finish {
+            inference::FinishReason::Stop => ChatFinish::Stop,
+            inference::FinishReason::Length => ChatFinish::Length,
+            inference::FinishReason::ToolCalls => ChatFinish::ToolCalls,
+        };
+        let mut outcome = ChatOutcome {
+            text: generation.text.clone(),
+            tool_calls,
+            finish,
+            cut_off: false,
+            usage,
+            timing: Timing::default(),
+            prompt: Vec::new(),
+            tokens: Vec::new(),
+            raw: String::new(),
+            rendered: String::new(),
+        };
+        if !self.is_of(&generating.engine().info().digest) {
+            return generating.commit_text(&outcome);
+        }
         let changed = || Error::Internal("the conversation is not what it was before the restart".into());
         let mut prompt = before.tokens().get(..self.kept_prompt_tokens).ok_or_else(changed)?.to_vec();
         prompt.extend(self.new_prompt_tokens);
         let mut rendered = before.rendered().get(..self.kept_rendered_bytes).ok_or_else(changed)?.to_owned();
         rendered.push_str(&self.new_rendered);
-        generating.commit(&ChatOutcome {
-            text: generation.text.clone(),
-            tool_calls: generation.tool_calls.iter().cloned().map(chat_call).collect(),
-            finish: match generation.finish {
-                inference::FinishReason::Stop => ChatFinish::Stop,
-                inference::FinishReason::Length => ChatFinish::Length,
-                inference::FinishReason::ToolCalls => ChatFinish::ToolCalls,
-            },
-            cut_off: false,
-            usage,
-            timing: Timing::default(),
-            prompt,
-            tokens: self.tokens,
-            raw: self.raw,
-            rendered,
-        })
+        // Who goes on from it was told of the change, if there was one.
+        generating.take_model_change();
+        (outcome.prompt, outcome.tokens, outcome.raw, outcome.rendered) =
+            (prompt, self.tokens, self.raw, rendered);
+        generating.commit(&outcome)
     }
 }
 

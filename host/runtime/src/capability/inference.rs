@@ -101,15 +101,16 @@ impl Host for TurnContext {
 }
 
 impl HostConversation for TurnContext {
-    fn open(
+    async fn open(
         &mut self,
         name: String,
         model: Option<String>,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
         self.charge(name.len())?;
-        let opened = self
-            .turn()
-            .and_then(|turn| self.conversations.open(&name, |model| turn.engine(model), model.as_deref()));
+        let opened = match self.turn() {
+            Ok(turn) => self.conversations.open(&name, &turn, model.as_deref()).await?,
+            Err(error) => Err(error),
+        };
         self.hand_out(opened)
     }
 
@@ -173,14 +174,14 @@ impl HostConversation for TurnContext {
         Ok(())
     }
 
-    fn fork(
+    async fn fork(
         &mut self,
         conversation: Resource<Conversation>,
         name: String,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
         self.charge(name.len())?;
         let source = self.table.get(&conversation)?.clone();
-        let copy = self.conversations.fork(&source, &name);
+        let copy = self.conversations.fork(&source, &name).await?;
         self.hand_out(copy)
     }
 

@@ -32,12 +32,12 @@ impl Host for TurnContext {
 }
 
 impl HostConversation for TurnContext {
-    fn open(
+    async fn open(
         &mut self,
         name: String,
         model: Option<String>,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
-        inference::HostConversation::open(self, name, model)
+        inference::HostConversation::open(self, name, model).await
     }
 
     fn set_system(
@@ -107,12 +107,12 @@ impl HostConversation for TurnContext {
         }
     }
 
-    fn fork(
+    async fn fork(
         &mut self,
         conversation: Resource<Conversation>,
         name: String,
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
-        inference::HostConversation::fork(self, conversation, name)
+        inference::HostConversation::fork(self, conversation, name).await
     }
 
     fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {

@@ -8,6 +8,7 @@ mod calls;
 mod compaction;
 mod completion;
 mod conversation;
+mod conversation_set;
 pub(crate) mod events;
 mod fetch;
 mod fetch_budget;
@@ -20,6 +21,7 @@ pub(crate) mod inference;
 mod inference_sync;
 pub(crate) mod log;
 pub(crate) mod schedule;
+mod session_room;
 pub(crate) mod state;
 mod text_stream;
 mod timer;
@@ -27,10 +29,13 @@ mod tools;
 mod wasi;
 
 pub(crate) use budget::Turn;
-pub(crate) use conversation::{ConversationSet, StoredConversation, check_conversation, total_usage};
+pub(crate) use conversation_set::{
+    CommittedConversations, ConversationSet, StoredConversation, check_conversation,
+};
 pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
 pub(crate) use generation::engine_error;
 pub(crate) use http::make_request;
+pub(crate) use session_room::{SessionRoom, check_size};
 
 use crate::{Limits, bindings, instance::InstanceLimiter};
 use calls::CallBudget;

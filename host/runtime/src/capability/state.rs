@@ -80,6 +80,11 @@ impl StateView {
         StateView { committed, writes: BTreeMap::new(), bytes, quota_bytes: quota_kb as usize * 1024 }
     }
 
+    /// What keys and values take, with the turn's writes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether the turn may change this key beside those that it has changed.
     fn check_room(&self, key: &str) -> Result<(), RuntimeError> {
         if self.writes.len() < MAX_KEYS_CHANGED || self.writes.contains_key(key) {

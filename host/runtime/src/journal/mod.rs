@@ -11,6 +11,7 @@
 //!
 //! Random numbers need no records: all of them are drawn from the turn's seed.
 
+mod call;
 mod clock;
 mod flight;
 mod random;
@@ -19,6 +20,7 @@ mod replay;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use call::Call;
 pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::Waits;
 pub(crate) use random::{random, seed};
@@ -26,18 +28,19 @@ pub(crate) use record::Identity;
 pub(crate) use replay::Place;
 
 use crate::{RunEvent, RuntimeError, feed::Feed};
-use flight::{Flight, Flying};
+use call::Past;
+use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
-use skep_engine::TakenBack;
+use skep_engine::{ModelDigest, TakenBack};
 use skep_store::{Store, TurnKey};
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 use tokio::sync::watch;
@@ -86,33 +89,6 @@ struct Waiting {
     position: u64,
     call: u32,
     record: Record,
-}
-
-/// A host call that the guest makes.
-pub(crate) struct Call {
-    number: u32,
-    identity: Identity,
-    past: Past,
-    /// Events that the caller was shown while it goes on.
-    shown: AtomicU32,
-    _flying: Flying,
-}
-
-/// What is known of a call from before a restart.
-enum Past {
-    /// Nothing: it is made now.
-    None,
-    /// It was cut off.
-    Begun {
-        tokens: Vec<u32>,
-        taken_back: TakenBack,
-        shown_bytes: usize,
-        dispatched: bool,
-    },
-    Ended {
-        result: serde_json::Value,
-        place: Place,
-    },
 }
 
 /// Shows the events of an ended turn again, all but its end. Gives the number of the last one.
@@ -190,13 +166,21 @@ impl Journal {
             Some(Recorded { result: Some(result), order, made, .. }) => {
                 Past::Ended { result, place: self.order.place(order, made) }
             }
-            Some(Recorded { tokens, taken_back, shown_bytes, dispatched, events, .. }) => {
+            Some(Recorded { tokens, taken_back, model, shown_bytes, dispatched, events, .. }) => {
                 shown = events;
-                Past::Begun { tokens, taken_back, shown_bytes, dispatched }
+                Past::Begun { tokens, taken_back, model, shown_bytes, dispatched }
             }
         };
         self.order.made(number);
-        Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
+        let is_journalled = matches!(&past, Past::Begun { tokens, .. } if !tokens.is_empty());
+        Ok(Call {
+            number,
+            identity,
+            past,
+            shown: AtomicU32::new(shown),
+            is_journalled: AtomicBool::new(is_journalled),
+            _flying: self.flight.call(),
+        })
     }
 
     /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
@@ -245,8 +229,15 @@ impl Journal {
         }
     }
 
-    /// A generation produced tokens, and the caller is shown `text`.
-    pub(crate) fn tokens(self: &Arc<Self>, call: &Call, ids: &[u32], taken_back: TakenBack, text: &str) {
+    /// A generation of `model` produced tokens, and the caller is shown `text`.
+    pub(crate) fn tokens(
+        self: &Arc<Self>,
+        call: &Call,
+        model: &ModelDigest,
+        ids: &[u32],
+        taken_back: TakenBack,
+        text: &str,
+    ) {
         let mut inner = self.lock();
         if let Some(Waiting { call: number, record, .. }) = inner.waiting.last_mut()
             && let Record::Tokens { ids: known, text: said, taken_back: before, .. } = record
@@ -258,7 +249,8 @@ impl Journal {
             return;
         }
         let (ids, text) = (ids.to_vec(), text.to_owned());
-        let record = Record::Tokens { call: call.identity.clone(), ids, text, taken_back };
+        let model = (!call.is_journalled.swap(true, Ordering::Relaxed)).then(|| model.clone());
+        let record = Record::Tokens { call: call.identity.clone(), ids, text, taken_back, model };
         self.append(&mut inner, call.number, [record]);
     }
 
@@ -445,47 +437,6 @@ impl Inner {
     fn fail(&mut self, error: RuntimeError) {
         if matches!(self.failure, Failure::None) {
             self.failure = Failure::Known(error);
-        }
-    }
-}
-
-impl Call {
-    /// Tokens that the generation had produced when it was cut off.
-    pub(crate) fn tokens(&self) -> &[u32] {
-        match &self.past {
-            Past::Begun { tokens, .. } => tokens,
-            Past::None | Past::Ended { .. } => &[],
-        }
-    }
-
-    /// What the generation had taken back by the last of these tokens.
-    pub(crate) fn taken_back(&self) -> TakenBack {
-        match self.past {
-            Past::Begun { taken_back, .. } => taken_back,
-            Past::None | Past::Ended { .. } => TakenBack::default(),
-        }
-    }
-
-    /// The call in the turn; the same when the turn is run again.
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// How many events of it the caller was shown, before a restart and since.
-    pub(crate) fn shown(&self) -> u32 {
-        self.shown.load(Ordering::Relaxed)
-    }
-
-    /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.
-    pub(crate) fn was_dispatched(&self) -> bool {
-        matches!(self.past, Past::Begun { dispatched: true, .. })
-    }
-
-    /// Bytes of text that the caller was shown before.
-    pub(crate) fn shown_bytes(&self) -> usize {
-        match self.past {
-            Past::Begun { shown_bytes, .. } => shown_bytes,
-            Past::None | Past::Ended { .. } => 0,
         }
     }
 }

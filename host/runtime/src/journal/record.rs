@@ -4,7 +4,7 @@ use crate::RunEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use skep_engine::TakenBack;
+use skep_engine::{ModelDigest, TakenBack};
 
 /// What a call is recognised by when the guest makes it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub(super) enum Record {
         /// What the generation had taken back by then.
         #[serde(default, skip_serializing_if = "nothing")]
         taken_back: TakenBack,
+        /// The model that produces them: in the first such record of a generation.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        model: Option<ModelDigest>,
     },
     /// A call that may not be made twice is about to be made.
     Dispatched { call: Identity },

@@ -3,7 +3,7 @@
 use super::record::{Identity, Record};
 use crate::{RunEvent, RuntimeError};
 use serde_json::Value;
-use skep_engine::TakenBack;
+use skep_engine::{ModelDigest, TakenBack};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
@@ -15,6 +15,8 @@ pub(super) struct Recorded {
     pub(super) tokens: Vec<u32>,
     /// What it had taken back by the last of them.
     pub(super) taken_back: TakenBack,
+    /// The model that produced them. Early versions recorded none.
+    pub(super) model: Option<ModelDigest>,
     /// Bytes of their text that the caller was shown.
     pub(super) shown_bytes: usize,
     /// It was made, or was about to be.
@@ -49,11 +51,12 @@ impl Replay {
                 replay.shown.push((record.position, event));
             }
             match decoded {
-                Record::Tokens { call, ids, text, taken_back } => {
+                Record::Tokens { call, ids, text, taken_back, model } => {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.tokens.extend(ids);
                     recorded.taken_back = taken_back;
+                    recorded.model = recorded.model.take().or(model);
                     recorded.shown_bytes += text.len();
                 }
                 Record::Dispatched { call } => {

@@ -63,8 +63,8 @@ async fn results_are_answered_again_and_then_the_turn_is_live() {
         assert_eq!(journal.immediate(identity("clock", 0), || value).expect("live"), value);
     }
     let begun = journal.call(identity("generate", 1)).expect("live");
-    journal.tokens(&begun, &[10, 11], TakenBack::default(), "ab");
-    journal.tokens(&begun, &[12], TakenBack { times: 1, tokens: 4 }, "c");
+    journal.tokens(&begun, &ModelDigest::default(), &[10, 11], TakenBack::default(), "ab");
+    journal.tokens(&begun, &ModelDigest::default(), &[12], TakenBack { times: 1, tokens: 4 }, "c");
     journal.close().await.expect("stored");
 
     let (journal, feed) = turn.open().await;
@@ -74,7 +74,7 @@ async fn results_are_answered_again_and_then_the_turn_is_live() {
     let begun = journal.call(identity("generate", 1)).expect("recorded");
     assert_eq!((begun.tokens(), begun.shown_bytes()), (&[10, 11, 12][..], 3));
     assert_eq!(begun.taken_back(), TakenBack { times: 1, tokens: 4 });
-    journal.tokens(&begun, &[13], TakenBack::default(), "d");
+    journal.tokens(&begun, &ModelDigest::default(), &[13], TakenBack::default(), "d");
     journal.ended(&begun, &"result", vec![RunEvent::Delta { text: "!".into() }]);
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
     journal.close().await.expect("stored");

@@ -6,11 +6,11 @@ use super::{ActorPlace, Envelope, SessionKey, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
-    capability::{StoredConversation, log::now_ms, state::State},
+    capability::{CommittedConversations, log::now_ms, state::State},
     feed::Pause,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 
 /// What a session can be asked.
@@ -59,9 +59,14 @@ pub(super) struct Actor {
 pub(super) struct Memory {
     pub(super) turns: u64,
     pub(super) state: Arc<State>,
-    pub(super) conversations: Arc<BTreeMap<String, StoredConversation>>,
-    /// Of each conversation as it is stored, which is about what it takes in memory.
-    pub(super) conversation_bytes: BTreeMap<String, usize>,
+    pub(super) conversations: Arc<CommittedConversations>,
+}
+
+impl Memory {
+    /// What its keys and values take.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.state.iter().map(|(key, value)| key.len() + value.len()).sum()
+    }
 }
 
 impl Command {
@@ -164,8 +169,7 @@ impl Actor {
 
     fn tell_size(&self) {
         if let Some(memory) = &self.memory {
-            let state: usize = memory.state.iter().map(|(key, value)| key.len() + value.len()).sum();
-            self.place.remembers(state + memory.conversation_bytes.values().sum::<usize>());
+            self.place.remembers(memory.state_bytes() + memory.conversations.read_bytes());
         }
     }
 
@@ -179,29 +183,13 @@ impl Actor {
 
     async fn read(&self) -> Result<Memory, RuntimeError> {
         let SessionKey { agent, session } = &self.key;
-        let Some(snapshot) = self.services.store.session(agent, session).await? else {
+        let Some(outline) = self.services.store.session_outline(agent, session).await? else {
             return Ok(Memory::default());
         };
-        let (mut conversations, mut conversation_bytes) = (BTreeMap::new(), BTreeMap::new());
-        for row in snapshot.conversations {
-            let conversation = decode_conversation(&row.body).map_err(|error| RuntimeError::Internal {
-                message: format!(
-                    "conversation {:?} of session {agent}/{session} is unreadable: {error}",
-                    row.name
-                ),
-            })?;
-            conversation_bytes.insert(row.name.clone(), row.body.len());
-            conversations.insert(row.name, conversation);
-        }
         Ok(Memory {
-            turns: snapshot.row.turns,
-            state: Arc::new(snapshot.state.into_iter().collect()),
-            conversations: Arc::new(conversations),
-            conversation_bytes,
+            turns: outline.row.turns,
+            state: Arc::new(outline.state.into_iter().collect()),
+            conversations: Arc::new(CommittedConversations::outlined(outline.conversations)),
         })
     }
-}
-
-pub(crate) fn decode_conversation(body: &[u8]) -> Result<StoredConversation, serde_json::Error> {
-    serde_json::from_slice(body)
 }

@@ -3,13 +3,13 @@
 use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
-    capability::{TurnContext, log::now_ms, schedule::ScheduleView, state::apply},
+    capability::{TurnContext, check_size, log::now_ms, schedule::ScheduleView, state::apply},
     event::turn_events::TurnEnding,
     metric,
     token_budget::Spend,
 };
 use serde::{Deserialize, Serialize};
-use skep_store::{ConversationRow, LogEntry, NewEvent, TurnCommit, TurnFailure, TurnKey, TurnState};
+use skep_store::{LogEntry, NewEvent, TurnCommit, TurnFailure, TurnKey, TurnState};
 use std::sync::Arc;
 
 /// A turn that ended well, before its commit.
@@ -17,6 +17,8 @@ pub(super) struct Answer {
     pub(super) outcome: Outcome,
     pub(super) context: TurnContext,
     pub(super) key: TurnKey,
+    /// The limit on what the session may take.
+    pub(super) session_kb: u32,
     pub(super) spend: Spend,
 }
 
@@ -101,14 +103,13 @@ impl Actor {
         idempotency_key: Option<String>,
         ending: &TurnEnding,
     ) -> Result<Outcome, RuntimeError> {
-        let Answer { outcome, mut context, key, spend } = answer;
-        let conversations = context.conversations.changed();
-        let mut rows = Vec::with_capacity(conversations.len());
-        for (name, conversation) in &conversations {
-            let body = serde_json::to_vec(conversation).map_err(|error| RuntimeError::Internal {
-                message: format!("conversation {name:?} cannot be written: {error}"),
-            })?;
-            rows.push(ConversationRow { name: name.clone(), body });
+        let Answer { outcome, mut context, key, session_kb, spend } = answer;
+        let conversations = context.conversations.take();
+        let rows = conversations.rows().await?;
+        if let Some(memory) = &self.memory {
+            let state = (memory.state_bytes(), context.state.bytes());
+            let (before, after) = (memory.conversations.bytes(), memory.conversations.bytes_with(&rows));
+            check_size(state.0 + before, state.1 + after, session_kb)?;
         }
         let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
         let at_ms = now_ms();
@@ -161,12 +162,7 @@ impl Actor {
         let Some(memory) = &mut self.memory else { return Ok(outcome) };
         memory.turns = outcome.turn;
         apply(Arc::make_mut(&mut memory.state), &commit.state);
-        memory
-            .conversation_bytes
-            .extend(commit.conversations.iter().map(|row| (row.name.clone(), row.body.len())));
-        if !conversations.is_empty() {
-            Arc::make_mut(&mut memory.conversations).extend(conversations);
-        }
+        Arc::make_mut(&mut memory.conversations).remember(conversations, &commit.conversations);
         Ok(outcome)
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     Invocation, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
     capability::{
-        ConversationSet, Turn, TurnContext,
+        ConversationSet, SessionRoom, Turn, TurnContext,
         events::TurnEvents,
         log::TurnLog,
         schedule::{Owner, ScheduleView},
@@ -220,7 +220,8 @@ impl Actor {
                 };
                 drop(turn);
                 let context = context.expect("a guest that answered has left it");
-                let answer = Answer { outcome, context, key, spend: spend.clone() };
+                let session_kb = agent.limits.session_kb;
+                let answer = Answer { outcome, context, key, session_kb, spend: spend.clone() };
                 self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
             // It goes on when the host does.
@@ -262,7 +263,12 @@ impl Actor {
         let memory = self.memory().await?;
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
-        let conversations = ConversationSet::new(memory.conversations.clone());
+        let room = SessionRoom::new(
+            agent.limits.session_kb,
+            memory.state_bytes() + memory.conversations.bytes(),
+        );
+        let conversations =
+            ConversationSet::new(memory.conversations.clone(), (services.store.clone(), self.key.clone()), room);
         turn_span::is_turn(number);
 
         let store = &services.store;

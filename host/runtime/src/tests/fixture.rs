@@ -5,7 +5,7 @@ use crate::{
     AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
 };
 use skep_engine::{Engine, EngineOptions, ModelSet, Priority};
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
 use skep_store::{AgentRow, Store};
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -139,7 +139,13 @@ pub(super) struct Stopped {
 
 impl Stopped {
     pub(super) async fn start(self, options: RuntimeOptions) -> Host {
-        let Stopped { store, models } = self;
+        let models = self.models.clone();
+        self.start_with(models, options).await
+    }
+
+    /// As on a machine that has other models now.
+    pub(super) async fn start_with(self, models: ModelSet, options: RuntimeOptions) -> Host {
+        let store = self.store;
         Host { agents: start(&store, &models, options).await, store, models }
     }
 }
@@ -182,21 +188,35 @@ fn small(options: RuntimeOptions) -> RuntimeOptions {
 }
 
 pub(super) fn tiny_engine(name: &str) -> Engine {
-    Engine::start(tiny_model(name), EngineOptions::default()).expect("the engine starts")
+    Engine::start(tiny_model(name, |text| text), EngineOptions::default()).expect("the engine starts")
 }
 
-fn tiny_model(name: &str) -> LoadedModel {
+/// The same model with a vocabulary in which two letters have each other's ids.
+pub(super) fn permuted_engine(name: &str) -> Engine {
+    let permute = |text: String| {
+        let (e, o, none) = ("\"e\": ", "\"o\": ", "\"\u{1}\": ");
+        assert!(text.contains(e) && text.contains(o), "the fixture lists its vocabulary so");
+        text.replace(e, none).replace(o, e).replace(none, o)
+    };
+    Engine::start(tiny_model(name, permute), EngineOptions::default()).expect("the engine starts")
+}
+
+/// `tokenizer` changes the text of the tokenizer's file.
+fn tiny_model(name: &str, tokenizer: impl FnOnce(String) -> String) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
     let options =
         ExecutorOptions { threads: Some(1), kv_tokens: Some(8 << 10), ..ExecutorOptions::default() };
-    let tokenizer =
-        std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
+    let file = fixtures.join("tokenizer/byte-level-chatml.json");
+    let text = tokenizer(std::fs::read_to_string(file).expect("the fixture is there"));
+    let tokenizer = Tokenizer::from_json(text.as_bytes()).expect("the fixture is a tokenizer");
+    let template = ChatTemplate::chatml_default();
     LoadedModel {
         name: name.into(),
         config: checkpoint.config().clone(),
-        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
-        template: Arc::new(ChatTemplate::chatml_default()),
+        digest: ModelDigest::new(&checkpoint, &tokenizer, &template),
+        tokenizer: Arc::new(tokenizer),
+        template: Arc::new(template),
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
         device: "cpu".into(),
         fallback: None,

@@ -63,6 +63,19 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
                 "(call $set (i32.const 512) (i32.const 3) (i32.const 0) (i32.const 2000) (i32.const 640))";
             (quota("state_kb = 1", import, set, 1).await, "quota-exceeded")
         }
+        "session_kb" => {
+            let import = r#"
+                (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+                    (func $open (param i32 i32 i32 i32 i32 i32)))
+                (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+                    (func $append (param i32 i32 i32 i32)))"#;
+            let append = r#"
+                (call $open (i32.const 512) (i32.const 3)
+                    (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 600))
+                (if (i32.load8_u (i32.const 600)) (then unreachable))
+                (call $append (i32.load offset=4 (i32.const 600)) (i32.const 0) (i32.const 2000) (i32.const 640))"#;
+            (quota("session_kb = 1", import, append, 6).await, "quota-exceeded")
+        }
         "host_calls" => {
             let guest = Guest {
                 module: STATE_GET,

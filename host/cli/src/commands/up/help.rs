@@ -49,9 +49,9 @@ All of its settings:
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
-             approval_ms, tokens_per_turn, tokens_per_day, state_kb, host_calls,
-             host_call_kb, fetches, fetch_kb, log_kb, concurrent_turns, schedules,
-             events
+             approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
+             host_calls, host_call_kb, fetches, fetch_kb, log_kb,
+             concurrent_turns, schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, disk_warning_bytes,
              compile_s, mailbox, stack_kb

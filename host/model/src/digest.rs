@@ -1,0 +1,144 @@
+//! Digests that tell two models of the same name apart.
+//!
+//! Token ids mean something only to the tokenizer that made them, and what a model produced belongs to its weights. Whoever
+//! stores either keeps the digest of the model beside it, and compares before it goes on.
+
+use std::fmt::{self, Display, Formatter, Write};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::chat_template::ChatTemplate;
+use crate::checkpoint::Checkpoint;
+use crate::tokenizer::Tokenizer;
+
+/// Bytes that are read of all weights together. Reading all of a large model would take minutes at each start.
+const SAMPLED_BYTES: usize = 64 << 20;
+const BLOCK_BYTES: usize = 4 << 10;
+/// A tensor is sampled at this many places at most; a smaller one is read whole.
+const MAX_BLOCKS: usize = 16;
+
+/// The identity of a model's parts, each as 16 bytes of a SHA-256 in hexadecimal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ModelDigest {
+    /// Covers the name, type and shape of each tensor, and samples of its bytes.
+    pub weights: String,
+    /// Covers the text of each token id, and which ids are special.
+    pub tokenizer: String,
+    /// Covers the source of the chat template.
+    pub template: String,
+}
+
+impl ModelDigest {
+    pub fn new(checkpoint: &Checkpoint, tokenizer: &Tokenizer, template: &ChatTemplate) -> Self {
+        ModelDigest {
+            weights: weights(checkpoint),
+            tokenizer: vocabulary(tokenizer),
+            template: hex(Sha256::new_with_prefix(template.source())),
+        }
+    }
+}
+
+/// All three in one word.
+impl Display for ModelDigest {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}-{}", self.weights, self.tokenizer, self.template)
+    }
+}
+
+fn weights(checkpoint: &Checkpoint) -> String {
+    let mut hash = Sha256::new();
+    let count = checkpoint.tensors().count().max(1);
+    let blocks = (SAMPLED_BYTES / BLOCK_BYTES / count).clamp(1, MAX_BLOCKS);
+    for tensor in checkpoint.tensors() {
+        // The name ends where the type begins, so that no two lists of tensors read alike.
+        hash.update(format!("{:?} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape));
+        sampled(tensor.data, blocks).for_each(|block| hash.update(block));
+    }
+    hex(hash)
+}
+
+/// Blocks that are spread evenly from the first byte to the last.
+fn sampled(data: &[u8], blocks: usize) -> impl Iterator<Item = &[u8]> {
+    let (blocks, length) = match data.len() <= blocks * BLOCK_BYTES {
+        true => (1, data.len()),
+        false => (blocks, BLOCK_BYTES),
+    };
+    let room = data.len() - length;
+    (0..blocks).map(move |block| {
+        let start = room / (blocks - 1).max(1) * block;
+        &data[start..start + length]
+    })
+}
+
+fn vocabulary(tokenizer: &Tokenizer) -> String {
+    let mut hash = Sha256::new();
+    for id in 0..tokenizer.vocabulary_size() as u32 {
+        let text = tokenizer.token_text(id).unwrap_or_default();
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+        hash.update([u8::from(tokenizer.is_special(id))]);
+    }
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize()[..16].iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+    }
+
+    fn tokenizer(change: impl FnOnce(String) -> String) -> Tokenizer {
+        let text = std::fs::read_to_string(fixtures().join("tokenizer/byte-level-chatml.json")).unwrap();
+        Tokenizer::from_json(change(text).as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn one_changed_weight_and_two_exchanged_tokens_change_the_digest() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = fixtures().join("tiny/llama-gqa");
+        std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
+        let mut bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+        let open = |bytes: &[u8]| {
+            std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            ModelDigest::new(&checkpoint, &tokenizer(|text| text), &ChatTemplate::chatml_default())
+        };
+        let digest = open(&bytes);
+        assert_eq!(open(&bytes), digest, "the same files have the same digest");
+        *bytes.last_mut().unwrap() ^= 1;
+        let changed = open(&bytes);
+        assert_ne!(changed.weights, digest.weights);
+        assert_eq!((changed.tokenizer, changed.template), (digest.tokenizer.clone(), digest.template));
+
+        let exchanged = tokenizer(|text| {
+            let (a, b) = ("\"a\": ", "\"b\": ");
+            assert!(text.contains(a) && text.contains(b), "the fixture lists its vocabulary so");
+            text.replace(a, "\"\u{1}\": ").replace(b, a).replace("\"\u{1}\": ", b)
+        });
+        assert_ne!(vocabulary(&exchanged), digest.tokenizer);
+    }
+
+    #[test]
+    fn samples_of_a_tensor_reach_from_its_first_byte_to_its_last() {
+        let data: Vec<u8> = (0..200_000u32).map(|byte| byte as u8).collect();
+        for blocks in [1, 2, 16] {
+            let sampled: Vec<&[u8]> = sampled(&data, blocks).collect();
+            assert_eq!(sampled.len(), blocks);
+            assert_eq!(sampled[0].as_ptr(), data.as_ptr());
+            assert!(sampled.iter().all(|block| block.len() == BLOCK_BYTES));
+        }
+        assert_eq!(sampled(&data[..10], 16).collect::<Vec<_>>(), [&data[..10]]);
+        assert_eq!(sampled(&[], 16).collect::<Vec<_>>(), [&data[..0]]);
+    }
+}

@@ -1,0 +1,318 @@
+//! The conversations of a session: as they are stored, and as one turn sees them.
+//!
+//! A turn works on copies of the session's conversations; what it changed is committed with it. A conversation is read when
+//! a turn first opens it. Its tokens are those of one model: with another one they are made anew from the messages.
+
+use super::{
+    budget::Turn,
+    conversation::{Conversation, ModelChange},
+    session_room::SessionRoom,
+};
+use crate::{RuntimeError, bindings::types::Error, session::SessionKey};
+use serde::{Deserialize, Serialize};
+use skep_engine::{
+    Engine, ModelDigest,
+    chat::{ChatMessage, Transcript},
+};
+use skep_store::{ConversationOutline, ConversationRow, Store};
+use std::{collections::BTreeMap, sync::Arc};
+
+const MAX_CONVERSATIONS: usize = 64;
+const MAX_NAME_BYTES: usize = 128;
+pub(super) const MAX_MESSAGES: usize = 10_000;
+pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
+/// What is larger is read and written on a thread where nobody else waits.
+const LARGE_BYTES: usize = 128 << 10;
+
+/// A conversation between turns.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct StoredConversation {
+    pub(crate) model: String,
+    /// The digest of that model. Early versions stored none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) digest: Option<ModelDigest>,
+    pub(crate) transcript: Transcript,
+}
+
+/// The committed conversations of a session, by name.
+#[derive(Clone, Default)]
+pub(crate) struct CommittedConversations(BTreeMap<String, Committed>);
+
+#[derive(Clone)]
+struct Committed {
+    /// The length of its stored form, which is about what it takes in memory.
+    bytes: usize,
+    /// `None`: it is read when it is opened.
+    read: Option<Arc<StoredConversation>>,
+}
+
+/// The conversations of one turn.
+#[derive(Default)]
+pub(crate) struct ConversationSet {
+    committed: Arc<CommittedConversations>,
+    /// `None` while an agent is described: there is no session.
+    source: Option<(Store, SessionKey)>,
+    /// Those that this turn read.
+    read: BTreeMap<String, Arc<StoredConversation>>,
+    opened: BTreeMap<String, Conversation>,
+    room: Arc<SessionRoom>,
+}
+
+/// The conversations that a turn leaves behind.
+#[derive(Default)]
+pub(crate) struct TurnConversations {
+    changed: BTreeMap<String, Arc<StoredConversation>>,
+    read: BTreeMap<String, Arc<StoredConversation>>,
+}
+
+impl StoredConversation {
+    pub(crate) async fn decode(row: ConversationRow) -> Result<Self, RuntimeError> {
+        let ConversationRow { name, body, .. } = row;
+        let decoded = beside(body.len(), move || serde_json::from_slice(&body)).await;
+        decoded.map_err(|error| RuntimeError::Internal {
+            message: format!("conversation {name:?} is unreadable: {error}"),
+        })
+    }
+
+    pub(crate) async fn encode(self: Arc<Self>, name: String) -> Result<ConversationRow, RuntimeError> {
+        let (model, digest) = (self.model.clone(), self.digest.as_ref().map(ModelDigest::to_string));
+        let encoded = beside(self.transcript.bytes(), move || serde_json::to_vec(&self)).await;
+        let body = encoded.map_err(|error| RuntimeError::Internal {
+            message: format!("conversation {name:?} cannot be written: {error}"),
+        })?;
+        Ok(ConversationRow { name, model: Some(model), digest, body })
+    }
+}
+
+impl CommittedConversations {
+    pub(crate) fn outlined(conversations: Vec<ConversationOutline>) -> Self {
+        let committed = |outline: ConversationOutline| {
+            (outline.name, Committed { bytes: outline.bytes, read: None })
+        };
+        CommittedConversations(conversations.into_iter().map(committed).collect())
+    }
+
+    /// What all of them take in the store.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.values().map(|committed| committed.bytes).sum()
+    }
+
+    /// What those that are in memory take there.
+    pub(crate) fn read_bytes(&self) -> usize {
+        self.0.values().filter(|committed| committed.read.is_some()).map(|committed| committed.bytes).sum()
+    }
+
+    /// What all of them will take with these rows.
+    pub(crate) fn bytes_with(&self, rows: &[ConversationRow]) -> usize {
+        let before = |row: &ConversationRow| self.0.get(&row.name).map_or(0, |committed| committed.bytes);
+        let (old, new): (usize, usize) =
+            rows.iter().fold((0, 0), |(old, new), row| (old + before(row), new + row.body.len()));
+        self.bytes() - old + new
+    }
+
+    /// Takes over what a turn read, and what it changed and was committed as `rows`.
+    pub(crate) fn remember(&mut self, turn: TurnConversations, rows: &[ConversationRow]) {
+        for (name, read) in turn.read {
+            if let Some(committed) = self.0.get_mut(&name) {
+                committed.read = Some(read);
+            }
+        }
+        let mut changed = turn.changed;
+        for row in rows {
+            let read = changed.remove(&row.name);
+            self.0.insert(row.name.clone(), Committed { bytes: row.body.len(), read });
+        }
+    }
+}
+
+impl TurnConversations {
+    /// The rows of what the turn changed.
+    pub(crate) async fn rows(&self) -> Result<Vec<ConversationRow>, RuntimeError> {
+        let mut rows = Vec::with_capacity(self.changed.len());
+        for (name, conversation) in &self.changed {
+            rows.push(conversation.clone().encode(name.clone()).await?);
+        }
+        Ok(rows)
+    }
+}
+
+impl ConversationSet {
+    pub(crate) fn new(
+        committed: Arc<CommittedConversations>,
+        source: (Store, SessionKey),
+        room: SessionRoom,
+    ) -> Self {
+        ConversationSet { committed, source: Some(source), room: Arc::new(room), ..Self::default() }
+    }
+
+    /// The session's conversation of this name with its model, or a new one with `model`.
+    pub(crate) async fn open(
+        &mut self,
+        name: &str,
+        turn: &Turn,
+        model: Option<&str>,
+    ) -> Result<Result<Conversation, Error>, RuntimeError> {
+        if let Some(open) = self.opened.get(name) {
+            return Ok(Ok(open.clone()));
+        }
+        let opened = match self.stored(name).await? {
+            Some(stored) => self.reopen(name, &stored, turn, model),
+            None => self.check_new(name).and_then(|()| {
+                Ok(Conversation::new(turn.engine(model)?, Transcript::new(), self.room.clone(), 0))
+            }),
+        };
+        if let Ok(conversation) = &opened {
+            self.opened.insert(name.to_owned(), conversation.clone());
+        }
+        Ok(opened)
+    }
+
+    /// The name and the arguments of a call of the model that waits for its result.
+    pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
+        self.opened.values().find_map(|conversation| conversation.outstanding_call(id))
+    }
+
+    /// A copy of `from` under a name that is free or whose conversation is empty.
+    pub(crate) async fn fork(
+        &mut self,
+        from: &Conversation,
+        name: &str,
+    ) -> Result<Result<Conversation, Error>, RuntimeError> {
+        let taken = match self.opened.get(name) {
+            Some(open) => !open.is_empty(),
+            None => self.stored(name).await?.is_some_and(|stored| !stored.transcript.messages().is_empty()),
+        };
+        if taken {
+            let message = format!("the session has a conversation {name:?} already; clear it first");
+            return Ok(Err(Error::InvalidArgument(message)));
+        }
+        let is_new = !self.opened.contains_key(name) && !self.committed.0.contains_key(name);
+        let checked = if is_new { self.check_new(name) } else { Ok(()) };
+        Ok(checked.and_then(|()| {
+            let copy = from.copy()?;
+            self.opened.insert(name.to_owned(), copy.clone());
+            Ok(copy)
+        }))
+    }
+
+    /// What the turn read and changed, to be committed and remembered.
+    pub(crate) fn take(&mut self) -> TurnConversations {
+        let mut turn = TurnConversations { changed: BTreeMap::new(), read: std::mem::take(&mut self.read) };
+        for (name, conversation) in std::mem::take(&mut self.opened) {
+            if let Some(changed) = conversation.changed() {
+                turn.changed.insert(name, Arc::new(changed));
+            }
+        }
+        turn
+    }
+
+    /// What is committed under this name.
+    async fn stored(&mut self, name: &str) -> Result<Option<Arc<StoredConversation>>, RuntimeError> {
+        let Some(committed) = self.committed.0.get(name) else { return Ok(None) };
+        if let Some(read) = committed.read.as_ref().or_else(|| self.read.get(name)) {
+            return Ok(Some(read.clone()));
+        }
+        let Some((store, SessionKey { agent, session })) = &self.source else { return Ok(None) };
+        let row = store.conversation(agent, session, name).await?.ok_or_else(|| RuntimeError::Internal {
+            message: format!("conversation {name:?} of session {agent}/{session} is not there any more"),
+        })?;
+        let stored = Arc::new(StoredConversation::decode(row).await?);
+        self.read.insert(name.to_owned(), stored.clone());
+        Ok(Some(stored))
+    }
+
+    /// With the model that it was with; if the host does not have that any more, with the one that is asked for, or the
+    /// agent's own.
+    fn reopen(
+        &self,
+        name: &str,
+        stored: &StoredConversation,
+        turn: &Turn,
+        model: Option<&str>,
+    ) -> Result<Conversation, Error> {
+        let engine = match turn.engine(Some(&stored.model)) {
+            Err(Error::ModelUnknown(_)) => turn.engine(model)?,
+            engine => engine?,
+        };
+        let bytes = self.committed.0.get(name).map_or(0, |committed| committed.bytes);
+        let (mut transcript, room) = (stored.transcript.clone(), self.room.clone());
+        if stored.is_of(&engine) {
+            return Ok(Conversation::new(engine, transcript, room, bytes));
+        }
+        transcript.forget_tokens();
+        let change = ModelChange {
+            conversation: name.to_owned(),
+            from: stored.model.clone(),
+            to: engine.info().name.clone(),
+        };
+        tracing::warn!(conversation = name, from = change.from, to = change.to, "the model is another one now");
+        Ok(Conversation::new(engine, transcript, room, bytes).with_change(change))
+    }
+
+    fn check_new(&self, name: &str) -> Result<(), Error> {
+        let fresh = self.opened.keys().filter(|name| !self.committed.0.contains_key(*name)).count();
+        check_name(name, self.committed.0.len() + fresh).map_err(Error::InvalidArgument)
+    }
+}
+
+impl StoredConversation {
+    /// Whether its tokens are those of the model of `engine`.
+    fn is_of(&self, engine: &Engine) -> bool {
+        let info = engine.info();
+        if self.model != info.name {
+            return false;
+        }
+        match &self.digest {
+            Some(digest) => *digest == info.digest,
+            // The tokens have to tell.
+            None => self.transcript.check(engine).is_ok(),
+        }
+    }
+}
+
+/// Runs what takes long on a thread where nobody else waits; what is short, at once.
+async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if bytes <= LARGE_BYTES {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(stopped) => match stopped.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The process ends, and this with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+/// What is wrong with a conversation that comes from elsewhere, if something is: the session has `others` already.
+pub(crate) fn check_conversation(name: &str, others: usize, messages: &[ChatMessage]) -> Result<(), String> {
+    check_name(name, others)?;
+    let bytes = text_bytes(messages);
+    if messages.len() > MAX_MESSAGES || bytes > MAX_TEXT_BYTES {
+        return Err(too_long(messages.len(), bytes));
+    }
+    Ok(())
+}
+
+fn check_name(name: &str, others: usize) -> Result<(), String> {
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+        return Err(format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len()));
+    }
+    if others >= MAX_CONVERSATIONS {
+        return Err(format!("a session may have {MAX_CONVERSATIONS} conversations"));
+    }
+    Ok(())
+}
+
+/// The text of messages, with the arguments of the tools that they call.
+pub(super) fn text_bytes(messages: &[ChatMessage]) -> usize {
+    messages.iter().map(ChatMessage::text_bytes).sum()
+}
+
+pub(super) fn too_long(messages: usize, bytes: usize) -> String {
+    format!(
+        "the conversation has {messages} messages of {bytes} bytes; {MAX_MESSAGES} messages of {MAX_TEXT_BYTES} bytes are \
+         allowed"
+    )
+}
