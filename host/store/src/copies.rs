@@ -380,7 +380,11 @@ mod tests {
             turn: 1,
             at_ms: 7,
             state: vec![StateChange { key: "k".into(), value: Some(b"v".to_vec()) }],
-            conversations: vec![ConversationRow { name: "main".into(), body: b"said".to_vec() }],
+            conversations: vec![ConversationRow {
+                name: "main".into(),
+                body: b"said".to_vec(),
+                ..ConversationRow::default()
+            }],
             logs: vec![LogEntry { at_ms: 7, level: "info".into(), message: "hello".into() }],
             outcome: Some(Outcome { idempotency_key: Some("key".into()), body: b"answer".to_vec() }),
             ..Default::default()

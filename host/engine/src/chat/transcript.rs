@@ -5,6 +5,8 @@
 //! changes under the model. Where the template writes history otherwise the second time, or the system message or the
 //! tools or examples changed, the conversation is encoded anew.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::message::{ChatMessage, Role};
@@ -20,6 +22,13 @@ pub struct Transcript {
     tokens: Vec<u32>,
     rendered: String,
     usage: UsageSum,
+    /// The first so many messages were written for another model, whose spelling of an answer means nothing to this one.
+    #[serde(default, skip_serializing_if = "is_none")]
+    foreign: usize,
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A sum of usage as it is stored. What was stored before a count existed has none of it.
@@ -52,7 +61,10 @@ impl Transcript {
                     first.content = text.to_owned();
                 }
             }
-            _ => self.messages.insert(0, ChatMessage::system(text)),
+            _ => {
+                self.messages.insert(0, ChatMessage::system(text));
+                self.foreign += usize::from(self.foreign > 0);
+            }
         }
     }
 
@@ -68,7 +80,7 @@ impl Transcript {
     /// Forgets what the model saw and produced: the messages are for another model now, which writes them in its own way.
     pub fn forget_tokens(&mut self) {
         (self.tokens, self.rendered) = (Vec::new(), String::new());
-        self.messages.iter_mut().for_each(|message| message.raw = None);
+        self.foreign = self.messages.len();
     }
 
     /// About what it takes, in memory and as JSON.
@@ -81,7 +93,15 @@ impl Transcript {
 
     /// This conversation with other messages, of which the model has seen nothing yet.
     pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
-        Transcript { messages, usage: self.usage, ..Transcript::default() }
+        let mut foreign = 0;
+        if self.foreign > 0 {
+            let kept = self.messages.iter().rev().zip(messages.iter().rev()).take_while(|(old, new)| old == new).count();
+            let changed = self.messages.len() - kept;
+            if self.foreign > changed {
+                foreign = messages.len() - kept + self.foreign - changed;
+            }
+        }
+        Transcript { messages, usage: self.usage, foreign, ..Transcript::default() }
     }
 
     /// Tokens of the prompt that the next answer would go on from.
@@ -178,11 +198,7 @@ impl Transcript {
 
     /// Appends the answer, with its exact tokens.
     pub fn commit(&mut self, outcome: &ChatOutcome) {
-        self.messages.push(ChatMessage {
-            tool_calls: outcome.tool_calls.clone(),
-            raw: Some(outcome.raw.clone()),
-            ..ChatMessage::assistant(outcome.text.clone())
-        });
+        self.messages.push(answer(outcome));
         self.tokens.clone_from(&outcome.prompt);
         self.tokens.extend(&outcome.tokens);
         self.rendered.clone_from(&outcome.rendered);
@@ -192,8 +208,8 @@ impl Transcript {
 
     /// Appends the answer of another model, of whose tokens this one knows nothing.
     pub fn commit_text(&mut self, outcome: &ChatOutcome) {
-        let tool_calls = outcome.tool_calls.clone();
-        self.messages.push(ChatMessage { tool_calls, ..ChatMessage::assistant(outcome.text.clone()) });
+        self.messages.push(answer(outcome));
+        self.foreign = self.messages.len();
         self.add_usage(&outcome.usage);
     }
 
@@ -212,8 +228,18 @@ impl Transcript {
         };
     }
 
+    /// The messages; an answer of another model is what its text and its calls say, however that model spelt it.
+    fn spelt_for_this_model(&self) -> Cow<'_, [ChatMessage]> {
+        let mut messages = Cow::Borrowed(self.messages.as_slice());
+        if self.messages[..self.foreign].iter().any(|message| message.raw.is_some()) {
+            messages.to_mut()[..self.foreign].iter_mut().for_each(|message| message.raw = None);
+        }
+        messages
+    }
+
     fn prompt(&self, engine: &Engine, opening: Opening<'_>) -> Result<Prompt, EngineError> {
-        let rendering = render::render(engine.template(), engine.tokenizer(), &self.messages, opening)?;
+        let messages = self.spelt_for_this_model();
+        let rendering = render::render(engine.template(), engine.tokenizer(), &messages, opening)?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
             prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..])?;
@@ -233,6 +259,15 @@ impl Transcript {
             prompt::encode_whole(engine, &rendering)?
         };
         Ok(Prompt { text: rendering.text, tokens })
+    }
+}
+
+/// The message that an answer becomes.
+fn answer(outcome: &ChatOutcome) -> ChatMessage {
+    ChatMessage {
+        tool_calls: outcome.tool_calls.clone(),
+        raw: Some(outcome.raw.clone()),
+        ..ChatMessage::assistant(outcome.text.clone())
     }
 }
 

@@ -88,11 +88,6 @@ impl Message {
         }
     }
 
-    /// Whether this model generated it.
-    fn is_of(&self, model: &ModelDigest) -> bool {
-        self.model.as_ref().is_none_or(|generated| generated == model)
-    }
-
     /// Appends the message again. The conversation must be what it was before it, unless the model is another one now: then
     /// the message is a text as any other.
     pub(super) fn append(
@@ -117,10 +112,10 @@ impl Message {
             timing: Timing::default(),
             prompt: Vec::new(),
             tokens: Vec::new(),
-            raw: String::new(),
+            raw: self.raw,
             rendered: String::new(),
         };
-        if !self.is_of(&generating.engine().info().digest) {
+        if self.model.is_some_and(|generated| generated != generating.engine().info().digest) {
             return generating.commit_text(&outcome);
         }
         let changed = || Error::Internal("the conversation is not what it was before the restart".into());
@@ -130,8 +125,7 @@ impl Message {
         rendered.push_str(&self.new_rendered);
         // Who goes on from it was told of the change, if there was one.
         generating.take_model_change();
-        (outcome.prompt, outcome.tokens, outcome.raw, outcome.rendered) =
-            (prompt, self.tokens, self.raw, rendered);
+        (outcome.prompt, outcome.tokens, outcome.rendered) = (prompt, self.tokens, rendered);
         generating.commit(&outcome)
     }
 }
