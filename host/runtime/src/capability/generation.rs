@@ -10,7 +10,7 @@ use super::{
     conversation::{Conversation, Generating},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::TextSink,
+    text_stream::{Telling, TextSink},
 };
 use crate::{
     CompactionMode, RunEvent,
@@ -25,7 +25,7 @@ use skep_engine::{
     Engine, EngineError, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
@@ -175,9 +175,12 @@ impl Begun {
             }
         };
         let Started { call, stream, visible, before, compacted_at } = started;
-        let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
-        let followed = follow(&turn, &call, *stream, reservation, visible, sink).await;
+        let mut telling = sink.map(Telling::new);
+        let followed = follow(&turn, &call, *stream, reservation, visible, telling.as_mut()).await;
         turn.journal.caught_up().await;
+        let read = telling.map(Telling::end).unwrap_or_default();
+        let end =
+            |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
@@ -209,6 +212,7 @@ impl Begun {
             usage: Some(WrittenUsage(usage)),
             message: Some(Box::new(message)),
             compacted_at,
+            read: String::new(),
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
@@ -248,8 +252,8 @@ async fn recall(
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
     // The guest may make calls because of what it reads, and the result may be behind theirs.
-    if let (Some(sink), GenerationRecord::Ended { result: Ok(generation), .. }) = (sink, &record) {
-        sink.push(&generation.text);
+    if let (Some(sink), GenerationRecord::Ended { result, read, .. }) = (sink, &record) {
+        sink.push(result.as_ref().map_or(read, |generation| &generation.text));
     }
     // If the summary failed, so did what was recorded.
     if let Some((compacting, engine)) = compacting
@@ -298,10 +302,22 @@ pub(super) fn end(
     figures: Option<(Usage, Timing)>,
     compacted_at: Option<usize>,
 ) -> Error {
+    end_read(turn, call, error, figures, compacted_at, String::new())
+}
+
+/// The same, of a generation of which the guest had read so much.
+fn end_read(
+    turn: &Turn,
+    call: &Call,
+    error: Error,
+    figures: Option<(Usage, Timing)>,
+    compacted_at: Option<usize>,
+    read: String,
+) -> Error {
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
-        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at };
+        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -368,16 +384,31 @@ pub(super) async fn follow(
     mut stream: ChatStream,
     mut reservation: Reservation,
     visible: bool,
-    sink: Option<TextSink>,
+    mut telling: Option<&mut Telling>,
 ) -> Result<ChatOutcome, Error> {
     let mut progress = Progress::new(turn, call, visible);
-    while let Some(event) = stream.next().await {
+    let mut caught_up = pin!(turn.journal.caught_up());
+    let mut is_caught_up = false;
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = &mut caught_up, if !is_caught_up => {
+                is_caught_up = true;
+                if let Some(telling) = &mut telling {
+                    telling.release();
+                }
+                continue;
+            }
+            event = stream.next() => event,
+        };
+        let Some(event) = event else { break };
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.taken_back(), &delta);
-                if let Some(sink) = &sink {
-                    sink.push(&delta);
+                if let Some(telling) = &mut telling {
+                    let was_read = stream.produced().len() <= call.tokens().len();
+                    telling.push(&delta, was_read || is_caught_up);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {

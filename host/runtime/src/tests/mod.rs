@@ -6,6 +6,7 @@ mod batches;
 mod commands;
 mod compaction;
 mod copies;
+mod crashes;
 mod deploying;
 mod deployments;
 mod durability;
