@@ -1,11 +1,12 @@
 //! What the host brings by itself: alarms, events, webhooks and the items of batches.
 
 use super::{
-    super::fixture::Host,
-    Scenario, cut_off_at_every_write,
-    doer::{MANIFEST, did, doer, keyed},
-    eventually,
-    outside::Outside,
+    super::{
+        doer::{MANIFEST, did, doer, keyed},
+        fixture::Host,
+        outside::Outside,
+    },
+    Scenario, cut_off_at_every_write, eventually,
 };
 use crate::{
     BatchItem, BatchOutcome, BatchRequest, Clock, Event, NewBatch, NewWebhook, ScheduleState, TopicPattern,

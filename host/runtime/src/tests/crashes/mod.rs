@@ -7,15 +7,15 @@
 //! connection. What was done is counted by servers outside of the host.
 
 mod deliveries;
-mod doer;
-mod outside;
 mod sessions;
 mod turns;
 mod versions;
 
-use super::fixture::{Host, tiny_engine};
+use super::{
+    fixture::{Host, tiny_engine},
+    outside::Outside,
+};
 use crate::{Clock, RuntimeOptions};
-use outside::Outside;
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};

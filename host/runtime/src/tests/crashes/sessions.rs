@@ -1,9 +1,8 @@
 //! Sessions that are copied, imported, deleted and expire, in more pieces than one.
 
 use super::{
-    super::{fixture::Host, guest::counter},
+    super::{fixture::Host, guest::counter, outside::Outside},
     Scenario, cut_off_at_every_write,
-    outside::Outside,
 };
 use crate::{Clock, PortableSession, SessionSummary};
 use std::collections::BTreeMap;

@@ -2,15 +2,14 @@
 
 use super::{
     super::{
+        doer::{MANIFEST, did, doer, keyed},
         fetch_tool,
         fixture::{Host, invocation},
         inference::chatter,
+        outside::Outside,
         tools::{caller, granted},
     },
-    Scenario, Tally, beside, cut_off_at_every_write,
-    doer::{MANIFEST, did, doer, keyed},
-    eventually,
-    outside::Outside,
+    Scenario, Tally, beside, cut_off_at_every_write, eventually,
 };
 use crate::{Clock, Invocation, Outcome, RunEvent, TurnPhase};
 use serde_json::json;
@@ -21,36 +20,47 @@ async fn ask(host: &Host, message: Invocation) -> Outcome {
     host.agents.invoke(message).await.expect("taken").outcome().await.expect("goes well")
 }
 
-/// A message under a key; its turn does something outside.
-struct Message(Outside);
+/// A message whose turn does something outside.
+struct Message {
+    outside: Outside,
+    /// Without one, a client that sends it again has it done again.
+    has_key: bool,
+}
 
 impl Scenario for Message {
     type Told = Option<Outcome>;
 
     fn outside(&self) -> &Outside {
-        &self.0
+        &self.outside
     }
 
     async fn prepare(&self, host: &Host) {
-        host.deploy("doer", MANIFEST, doer(&self.0)).await.expect("valid");
+        host.deploy("doer", MANIFEST, doer(&self.outside)).await.expect("valid");
     }
 
     async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
-        *told = Some(ask(host, keyed("doer", "s", "post")).await);
+        let message = if self.has_key { keyed } else { invocation };
+        *told = Some(ask(host, message("doer", "s", "post")).await);
     }
 
     async fn check(&self, host: &Host, told: &Self::Told) -> usize {
-        assert_eq!(told.as_ref().map(|outcome| outcome.turn), Some(1));
+        let interrupted = did(host, &self.outside, "s", "/message", 1).await;
         let session = host.agents.session("doer", "s").await.expect("it is there");
-        assert_eq!(session.summary.turns, 1);
-        did(host, &self.0, "s", "/message", 1).await
+        assert_eq!((session.summary.turns, told.as_ref().map(|outcome| outcome.turn)), (1, Some(1)));
+        interrupted
     }
 }
 
 #[test]
 fn a_message_and_its_post_survive_every_crash() {
-    let tally = cut_off_at_every_write(&Message(Outside::start()));
+    let tally = cut_off_at_every_write(&Message { outside: Outside::start(), has_key: true });
     assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
+}
+
+#[test]
+#[should_panic(expected = "what is done is committed once")]
+fn what_is_done_twice_is_seen() {
+    cut_off_at_every_write(&Message { outside: Outside::start(), has_key: false });
 }
 
 /// A message without a key: a client that was told nothing does not send it again.

@@ -1,13 +1,8 @@
 //! Versions of an agent that come into force, with what their manifests say.
 
 use super::{
-    super::{
-        fixture::Host,
-        guest::Guest,
-        waker::waker,
-    },
+    super::{fixture::Host, guest::Guest, outside::Outside, waker::waker},
     Scenario, cut_off_at_every_write,
-    outside::Outside,
 };
 use crate::{Clock, Manifest};
 

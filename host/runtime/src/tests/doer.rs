@@ -1,12 +1,10 @@
 //! A guest that does something outside of the host whenever it is woken, and counts in its state that it did.
 
 use super::{
-    super::{
-        fixture::{Host, invocation},
-        guest::Guest,
-        tools::finder,
-    },
+    fixture::{Host, invocation},
+    guest::Guest,
     outside::Outside,
+    tools::finder,
 };
 use crate::Invocation;
 

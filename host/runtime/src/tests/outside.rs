@@ -1,6 +1,6 @@
 //! What lies outside of a host and outlives it: a server that takes requests and webhooks, and one that has tools.
 
-use super::super::{tools, web};
+use super::{tools, web};
 use crate::{RuntimeOptions, ServedTool, ToolHints, ToolServer, ToolServerError};
 use serde_json::{Value, json};
 use std::{
