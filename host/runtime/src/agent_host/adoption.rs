@@ -74,7 +74,7 @@ impl Inner {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
                 let place = SessionKey { agent, session };
-                Settlement::of_unbegun(key, place, &error, true, live).write(services).await;
+                Settlement::of_lost(services, key, place, &error, live).await.write(services).await;
                 continue;
             }
             let active = services.active_again(&agent);

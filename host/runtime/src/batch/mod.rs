@@ -57,6 +57,11 @@ pub enum BatchRequest {
         text: String,
         data: Option<Value>,
     },
+    /// As a fault in the host would have it, until the item has failed so often.
+    #[cfg(test)]
+    Panics {
+        times: u32,
+    },
 }
 
 /// How a batch stands.

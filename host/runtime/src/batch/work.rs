@@ -61,6 +61,13 @@ pub(super) async fn run(
             let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
             Ok(BatchAnswer { form, text, data, tool_calls, finish, cut_off: false, usage })
         }
+        #[cfg(test)]
+        BatchRequest::Panics { times } => {
+            assert!(item.failures >= times, "a fault of the host, for a test");
+            let (text, tool_calls, finish) = ("at last".to_owned(), Vec::new(), ChatFinish::Stop);
+            let usage = skep_engine::Usage::default();
+            Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off: false, usage })
+        }
     }
 }
 

@@ -258,6 +258,7 @@ impl Compacting {
                     usage: Some(WrittenUsage(usage)),
                     message: None,
                     compacted_at: None,
+                    read: String::new(),
                 };
                 turn.journal.ended(&call, &record, vec![RunEvent::Generation { usage, timing }]);
                 (generation.text, Some(usage))

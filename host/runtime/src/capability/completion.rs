@@ -106,6 +106,7 @@ pub(crate) async fn complete(
         usage: Some(WrittenUsage(finished.usage)),
         message: None,
         compacted_at: None,
+        read: String::new(),
     };
     let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
     turn.journal.ended(&call, &record, vec![event]);

@@ -10,7 +10,7 @@ use super::{
     conversation::{Conversation, Generating, ModelChange},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::TextSink,
+    text_stream::{Telling, TextSink},
 };
 use crate::{
     CompactionMode, RunEvent,
@@ -25,7 +25,7 @@ use skep_engine::{
     Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
@@ -198,10 +198,13 @@ impl Begun {
             }
         };
         let Started { call, stream, visible, before, compacted_at } = started;
-        let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
+        let mut telling = sink.map(Telling::new);
         let progress = Progress::new(&turn, &call, generating.engine(), visible);
-        let followed = follow(progress, *stream, reservation, sink).await;
+        let followed = follow(progress, *stream, reservation, telling.as_mut()).await;
         turn.journal.caught_up().await;
+        let read = telling.map(Telling::end).unwrap_or_default();
+        let end =
+            |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
@@ -234,6 +237,7 @@ impl Begun {
             usage: Some(WrittenUsage(usage)),
             message: Some(Box::new(message)),
             compacted_at,
+            read: String::new(),
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
@@ -273,8 +277,8 @@ async fn recall(
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
     // The guest may make calls because of what it reads, and the result may be behind theirs.
-    if let (Some(sink), GenerationRecord::Ended { result: Ok(generation), .. }) = (sink, &record) {
-        sink.push(&generation.text);
+    if let (Some(sink), GenerationRecord::Ended { result, read, .. }) = (sink, &record) {
+        sink.push(result.as_ref().map_or(read, |generation| &generation.text));
     }
     // If the summary failed, so did what was recorded.
     if let Some((compacting, engine)) = compacting
@@ -323,10 +327,22 @@ pub(super) fn end(
     figures: Option<(Usage, Timing)>,
     compacted_at: Option<usize>,
 ) -> Error {
+    end_read(turn, call, error, figures, compacted_at, String::new())
+}
+
+/// The same, of a generation of which the guest had read so much.
+fn end_read(
+    turn: &Turn,
+    call: &Call,
+    error: Error,
+    figures: Option<(Usage, Timing)>,
+    compacted_at: Option<usize>,
+    read: String,
+) -> Error {
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
-        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at };
+        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -392,15 +408,30 @@ pub(super) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
     mut reservation: Reservation,
-    sink: Option<TextSink>,
+    mut telling: Option<&mut Telling>,
 ) -> Result<ChatOutcome, Error> {
-    while let Some(event) = stream.next().await {
+    let mut caught_up = pin!(progress.turn.journal.caught_up());
+    let mut is_caught_up = false;
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = &mut caught_up, if !is_caught_up => {
+                is_caught_up = true;
+                if let Some(telling) = &mut telling {
+                    telling.release();
+                }
+                continue;
+            }
+            event = stream.next() => event,
+        };
+        let Some(event) = event else { break };
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.taken_back(), &delta);
-                if let Some(sink) = &sink {
-                    sink.push(&delta);
+                if let Some(telling) = &mut telling {
+                    let was_read = stream.produced().len() <= progress.call.tokens().len();
+                    telling.push(&delta, was_read || is_caught_up);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {

@@ -1,8 +1,8 @@
 //! Room for events on their way. What would wait beyond it is refused, to whoever causes it.
 
 use super::EventRouter;
-use crate::RuntimeError;
-use skep_store::Store;
+use crate::{RuntimeError, metric};
+use skep_store::{NewEvent, Store};
 use tokio::sync::Mutex;
 
 /// Deliveries that may wait, over all targets.
@@ -42,12 +42,27 @@ impl Outbox {
             None => Err(RuntimeError::OutboxFull { limit: self.max_waiting, retry_after_ms: RETRY_AFTER_MS }),
         }
     }
+
+    /// The event that tells of a turn's end, if there is room for it. A turn must not fail because nobody takes events.
+    pub(crate) async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
+        let event = event?;
+        match self.reserve(event.deliveries.len()).await {
+            Ok(()) => {
+                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
+                Some(event)
+            }
+            Err(error) => {
+                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
+                None
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_store::{AgentRow, NewDelivery, NewEvent, Target};
+    use skep_store::{AgentRow, NewDelivery, Target};
 
     #[tokio::test]
     async fn a_full_outbox_refuses_until_deliveries_are_over() {

@@ -189,6 +189,23 @@ async fn what_fails_each_time_is_parked_with_its_error() {
 }
 
 #[tokio::test]
+async fn an_item_that_panics_is_tried_again_and_given_up_without_a_restart() {
+    let batch =
+        BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let panics = |times| {
+        let request = BatchRequest::Panics { times };
+        BatchItem { request, form: String::new(), reference: None }
+    };
+    let id = queue(&host, "tiny", vec![panics(2), panics(3), short("fine")]).await.expect("room");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert_eq!((status.items.done, status.items.failed, status.items.running), (2, 1, 0));
+    assert!(matches!(&items[0].outcome, BatchOutcome::Done(answer) if answer.text == "at last"), "{items:?}");
+    let (code, message) = error_of(&items[1].outcome);
+    assert!(code == "internal" && message.contains("panicked"), "{message}");
+}
+
+#[tokio::test]
 async fn what_cannot_succeed_is_not_tried_again_and_takes_no_other_with_it() {
     let host = Host::start().await;
     let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });

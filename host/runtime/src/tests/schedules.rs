@@ -3,9 +3,12 @@
 use super::{
     fixture::{Host, until},
     guest::{Guest, echo},
+    store_faults::now_and_then,
     waker::waker,
 };
 use crate::{Clock, RuntimeOptions, ScheduleState, ScheduleSummary};
+use skep_store::Moment;
+use std::time::Duration;
 
 const START_MS: u64 = 1_800_000_000_000;
 
@@ -54,6 +57,42 @@ async fn an_alarm_comes_when_it_is_due_and_once() {
     clock.advance(3_600_000);
     let host = host.restart_with(options(&clock)).await;
     assert_eq!(alarms(&host, "s").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
+    for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
+        let (host, clock) = start().await;
+        host.deploy("w", "", waker()).await.expect("deploys");
+        for (session, kind) in [("a", "a"), ("b", "a"), ("c", "a"), ("often", "r")] {
+            host.answer("w", session, kind).await;
+        }
+        host.store().faults().choose(now_and_then(at));
+        until(async || {
+            // What was put off is due.
+            clock.advance(1_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            schedules(&host).await.iter().all(|one| one.session == "often").then_some(())
+        })
+        .await;
+        let seconds = (clock.now_ms() - START_MS) / 1_000;
+        host.store().faults().end();
+        for session in ["a", "b", "c"] {
+            assert_eq!(alarms(&host, session).await, 1, "{at:?}: {session}");
+        }
+        let is_next = |one: &ScheduleSummary| {
+            one.state == ScheduleState::Waiting && one.due_at_ms > clock.now_ms()
+        };
+        until(async || {
+            // It may have been put off for longer than it takes to its next time.
+            clock.advance(1_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            schedules(&host).await.iter().all(is_next).then_some(())
+        })
+        .await;
+        let taken = alarms(&host, "often").await as u64;
+        assert!((1..=seconds + 60).contains(&taken), "{at:?}: {taken} in {seconds} seconds");
+    }
 }
 
 #[tokio::test]
