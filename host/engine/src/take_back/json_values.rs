@@ -391,10 +391,10 @@ mod tests {
 
     #[test]
     fn values_of_a_document_are_found_by_their_path() {
-        let document = r#" {"a": [1, {"b": "x,\"]"}, [ ]], "c/d" : {"e":-2.5e3 }, "f": true}"#;
+        let document = r#" {"a": [1, {"b": "x,\"]"}, [ ]], "c/d" : {"e":-2.53 }, "f": true}"#;
         for (path, expected) in [
             (vec![property("f")], vec![("/f", "true")]),
-            (vec![property("c/d"), property("e")], vec![("/c~1d/e", "-2.5e3")]),
+            (vec![property("c/d"), property("e")], vec![("/c~1d/e", "-2.53")]),
             (vec![property("a"), PathStep::Item(1), property("b")], vec![("/a/1/b", r#""x,\"]""#)]),
             (
                 vec![property("a"), PathStep::AnyItem],

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use skep_model::Sampling;
 
-use super::fixture::{Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
+use super::fixture::{EOS, Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
 use crate::{
     Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, Speculation,
     TakenBack, TokenEvent,
@@ -248,9 +248,10 @@ async fn an_error_comes_only_after_what_was_told_and_nothing_of_the_value_is() {
 /// Makes the model write large exponents.
 fn large_numbers(constraint: Constraint, seed: u64) -> GenerateRequest {
     let mut request = GenerateRequest { constraint: Some(constraint), ..request(json!({}), seed) };
-    for (byte, bias) in [(b'e', 8.0), (b'9', 8.0), (b'1', 8.0), (b'+', 4.0), (b'-', -20.0), (b'"', -2.0)] {
-        request.sampling.logit_bias.push((u32::from(byte), bias));
+    for (bytes, bias) in [("e", 9.0), ("19", 8.0), (",]}", 8.0), ("-", -20.0)] {
+        request.sampling.logit_bias.extend(bytes.bytes().map(|byte| (u32::from(byte), bias)));
     }
+    request.sampling.logit_bias.push((EOS, 8.0));
     request
 }
 

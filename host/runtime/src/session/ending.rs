@@ -3,6 +3,7 @@
 use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
+    access::tenant_of,
     capability::{TurnContext, log::now_ms, schedule::ScheduleView, state::apply},
     event::turn_events::TurnEnding,
     metric,
@@ -82,7 +83,7 @@ impl Actor {
     /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
     async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
         let event = event?;
-        match self.services.outbox.reserve(event.deliveries.len()).await {
+        match self.services.outbox.reserve(tenant_of(&self.key.session), event.deliveries.len()).await {
             Ok(()) => {
                 metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
                 Some(event)
@@ -115,7 +116,8 @@ impl Actor {
         let outbox = &self.services.outbox;
         let mut events =
             context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
-        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
+        let deliveries = events.iter().map(|event| event.deliveries.len()).sum();
+        outbox.reserve(tenant_of(&self.key.session), deliveries).await?;
         metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
         events.extend(self.with_room(ending.done(outbox, &outcome, at_ms)).await);
         let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();

@@ -23,6 +23,7 @@ mod schedules;
 mod secrets;
 mod sessions;
 mod store_faults;
+mod tenants;
 mod token_budgets;
 mod tools;
 mod waker;
