@@ -2,7 +2,7 @@
 
 use crate::{
     Manifest, RuntimeError, RuntimeOptions, SecretGrant,
-    tenancy::{Tenancy, TenantPlaces},
+    tenancy::{Tenancy, TenantPlace, TenantPlaces},
     vault::{OpenSecret, Vault},
 };
 use skep_outbound::{
@@ -31,6 +31,11 @@ impl Egress {
         Egress { client, places, granted, vault: Vault::new(store, options.key_file.clone()) }
     }
 
+    /// Waits for one of the places of requests that run at once.
+    pub(crate) async fn place(&self, tenant: &str) -> TenantPlace {
+        self.places.take(tenant).await
+    }
+
     /// Sends a request of a tenant's turn, when it has a place among those that run at once.
     pub(crate) async fn send(
         &self,
@@ -39,7 +44,7 @@ impl Egress {
         policy: &Policy,
         bounds: &Bounds,
     ) -> Result<Response, OutboundError> {
-        let place = tokio::time::timeout_at(bounds.deadline.into(), self.places.take(tenant)).await;
+        let place = tokio::time::timeout_at(bounds.deadline.into(), self.place(tenant)).await;
         let _place = place.map_err(|_elapsed| OutboundError::DeadlineExceeded)?;
         self.client.send(request, policy, bounds).await
     }
