@@ -26,6 +26,7 @@ mod lookahead;
 mod mask_worker;
 pub mod metric;
 mod model_set;
+mod queue_shares;
 mod replica;
 mod request;
 mod router;

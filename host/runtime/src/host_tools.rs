@@ -233,7 +233,10 @@ async fn attempt_once(
         }
         Target::Server { server, tool } => {
             let called = server.call(&tool.definition.name, arguments);
-            let called = async { called.await.map_err(|error| server_error(error, tool)) };
+            let called = async {
+                let _place = turn.egress.place(&turn.affinity.tenant).await;
+                called.await.map_err(|error| server_error(error, tool))
+            };
             Ok(match timeout {
                 None => called.await,
                 Some(timeout) => {

@@ -46,6 +46,7 @@ mod session;
 mod session_policy;
 mod store_retry;
 mod summary;
+mod tenancy;
 mod tenant_tokens;
 mod terminal_text;
 #[cfg(test)]
@@ -93,6 +94,7 @@ pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
+pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use terminal_text::for_terminal;
 pub use token_budget::TokensUsedUp;

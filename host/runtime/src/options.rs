@@ -15,6 +15,8 @@ pub struct RuntimeOptions {
     pub session_idle: Duration,
     /// How long a session is kept after its last turn; an agent may ask for less. `None`: for as long as the agent does.
     pub session_ttl: Option<Duration>,
+    /// How long the answer to an idempotency key is kept, as long as its session is.
+    pub outcome_retention: Duration,
     /// Messages that wait in one session while a turn runs.
     pub mailbox: usize,
     /// Limits in force are the smaller of these and those of `agent.toml`.
@@ -62,6 +64,7 @@ impl Default for RuntimeOptions {
             max_session_bytes: 256 << 20,
             session_idle: Duration::from_secs(600),
             session_ttl: None,
+            outcome_retention: Duration::from_secs(30 * 24 * 3600),
             mailbox: 64,
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,

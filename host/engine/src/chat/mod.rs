@@ -5,6 +5,8 @@
 //! `transcript` (what is remembered, token for token). Knows no HTTP, no agents, no tensors.
 
 mod free_text;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod json_scan;
 mod markup;
 mod message;

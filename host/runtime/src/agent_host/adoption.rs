@@ -7,6 +7,7 @@
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
+    access::tenant_of,
     feed::Feed,
     host_tools::CALL_KEY,
     session::{Message, SessionKey, Settlement, TurnRequest},
@@ -77,7 +78,7 @@ impl Inner {
                 Settlement::of_lost(services, key, place, &error, live).await.write(services).await;
                 continue;
             }
-            let active = services.active_again(&agent);
+            let active = services.active_again(&agent, tenant_of(&session));
             let request = TurnRequest::new(Message::Stored(key), feed, live, active);
             sessions.entry(SessionKey { agent, session }).or_default().push(request);
         }

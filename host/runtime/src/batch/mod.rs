@@ -16,6 +16,7 @@ mod work;
 
 pub use options::BatchOptions;
 pub(crate) use queue::BatchQueue;
+pub(crate) use work::batch_session_pattern;
 pub use skep_store::ItemCounts;
 
 use serde::{Deserialize, Serialize};

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
-    store_retry::stored,
+    store_retry::stored, tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
-use skep_store::{ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};
+use skep_store::{BusyTenant, ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -54,7 +54,8 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
         let depth = figures.refresh(&strong).await;
         drop(strong);
         let within = match pull {
-            Ok(Pull::Within(time)) => time,
+            // Somebody may set the clock meanwhile.
+            Ok(Pull::Within(time)) => time.min(IDLE_INTERVAL),
             Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
             Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
@@ -81,7 +82,8 @@ async fn begin(
 ) -> Result<Pull, RuntimeError> {
     while tasks.len() < queue.options.max_running {
         let (roomy, all_have_room) = models_with_room(host);
-        let item = match host.services().store.take_item(&roomy, now_ms()).await? {
+        let tenants = busy_tenants(queue, host);
+        let item = match host.services().store.take_item(&roomy, &tenants, now_ms()).await? {
             Take::Item(item) => Arc::new(*item),
             _ if !all_have_room => return Ok(Pull::Within(ROOM_INTERVAL)),
             Take::Later(at_ms) => {
@@ -91,12 +93,26 @@ async fn begin(
         };
         let (cancel, cancelled) = oneshot::channel();
         let (begun, has_begun) = oneshot::channel();
-        let runs = Runs::begin(queue, item.key, Running { batch: item.batch.clone(), _cancel: cancel });
+        let (batch, principal) = (item.batch.clone(), item.principal.clone());
+        let runs = Runs::begin(queue, item.key, Running { batch, principal, _cancel: cancel });
         tasks.spawn(run_item(runs, host.clone(), item, cancelled, begun));
         // The next one sees the room that this one leaves. One that ends without beginning drops its sender.
         let _ = has_begun.await;
     }
     Ok(Pull::Wait)
+}
+
+/// How many items of which tenants run, and which tenants have as many as they may have beside others.
+fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
+    let running = queue.running();
+    let shares: Shares = running.values().map(|running| (running.principal.clone(), 1)).collect();
+    let has_several = host.services().tenancy.has_several();
+    let tenants = shares.by_tenant().map(|(principal, running)| BusyTenant {
+        principal: principal.to_owned(),
+        running,
+        has_its_share: !shares.may_take(principal, 1, queue.options.max_running, has_several),
+    });
+    tenants.collect()
 }
 
 /// Models in which a background sequence could begin now, agents by the room in theirs; and whether these are all.

@@ -85,6 +85,11 @@ pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
     }
 }
 
+/// What the names of the items' sessions look like, in SQLite's GLOB. No other client would choose such a name.
+pub(crate) fn batch_session_pattern() -> String {
+    format!("batch-{}-[0-9]*", "[0-9a-f]".repeat(32))
+}
+
 /// A turn of an item, still without its message. Its session is the item's own.
 fn invocation(item: &TakenItem) -> Invocation {
     let name = format!("batch-{}-{}", item.batch, item.position);

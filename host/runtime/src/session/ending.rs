@@ -3,6 +3,7 @@
 use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
+    access::tenant_of,
     capability::{TurnContext, check_size, log::now_ms, schedule::ScheduleView, state::apply},
     event::turn_events::TurnEnding,
     metric,
@@ -101,7 +102,8 @@ impl Actor {
         let outbox = &self.services.outbox;
         let mut events =
             context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
-        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
+        let deliveries = events.iter().map(|event| event.deliveries.len()).sum();
+        outbox.reserve(tenant_of(&self.key.session), deliveries).await?;
         metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
         events.extend(outbox.with_room(ending.done(outbox, &outcome, at_ms)).await);
         let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();

@@ -413,7 +413,7 @@ impl Actor {
             }
         }
         let instance = tokio::select! {
-            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len())) => instance,
+            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };

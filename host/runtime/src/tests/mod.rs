@@ -28,6 +28,7 @@ mod secrets;
 mod session_size;
 mod sessions;
 mod store_faults;
+mod tenants;
 mod token_budgets;
 mod tools;
 mod waker;

@@ -209,3 +209,41 @@ async fn an_alarm_that_a_restart_cuts_off_is_taken_once() {
         assert_eq!(alarms(&host, session).await, 1, "{session}");
     }
 }
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_freezes_nothing_that_repeats() {
+    const DAY_MS: u64 = 86_400_000;
+    let (host, clock) = start().await;
+    let manifest = "[[schedule]]\nname = \"cron\"\ncron = \"@hourly\"\nsession = \"c\"";
+    host.deploy("w", manifest, waker()).await.expect("deploys");
+    host.answer("w", "s", "r").await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 1).then_some(())).await;
+    clock.jump(-(DAY_MS as i64));
+    let moved = async |name: &str| {
+        let is_so = |one: &ScheduleSummary| one.name == name && one.due_at_ms < START_MS;
+        schedule(&host, is_so).await.due_at_ms
+    };
+    assert_eq!(moved("wake").await, START_MS + 2_000 - DAY_MS);
+    assert_eq!(moved("cron").await, START_MS + 3_600_000 - DAY_MS);
+    for count in 2..=3 {
+        clock.advance(1_000);
+        until(async || (alarms(&host, "s").await == count).then_some(())).await;
+    }
+    // A host that starts with a clock that was set back notices it too.
+    clock.jump(-(DAY_MS as i64));
+    let host = host.stop().await.start(options(&clock)).await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 4).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_forward_makes_one_alarm_of_the_times_that_it_skipped() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.answer("w", "s", "r").await;
+    clock.jump(10 * 366 * 86_400_000);
+    until(async || (alarms(&host, "s").await == 1).then_some(())).await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 2).then_some(())).await;
+}
