@@ -67,6 +67,8 @@ pub enum RuntimeError {
     ModelUnknown { name: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
+    #[error("{message}; try again in {retry_after_ms} ms")]
+    IntakeFull { message: String, retry_after_ms: u32 },
     #[error(
         "{limit} turns of agent {agent:?} run or wait already; try again in {retry_after_ms} ms, or allow more with \
          `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
@@ -167,6 +169,7 @@ impl RuntimeError {
             Self::Route { .. } => "invalid_route",
             Self::ModelUnknown { .. } => "model_unknown",
             Self::MailboxFull { .. } => "mailbox_full",
+            Self::IntakeFull { .. } => "intake_full",
             Self::TooManyTurns { .. } => "too_many_turns",
             Self::TokensUsedUp(_) => "tokens_used_up",
             Self::Engine(error) => error.code(),
@@ -210,6 +213,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "deadline_exceeded",
         "divergence",
         "engine_failed",
+        "intake_full",
         "internal",
         "invalid_message",
         "invalid_name",

@@ -28,7 +28,9 @@ mod exports;
 mod feed;
 mod host_tools;
 mod instance;
+mod intake;
 mod invocation;
+mod json;
 mod journal;
 mod limits;
 mod log_follower;
@@ -73,6 +75,8 @@ pub use host_tools::ToolGrant;
 pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
+pub use intake::WaitingBytes;
+pub use json::Json;
 pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};

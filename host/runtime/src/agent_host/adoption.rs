@@ -7,6 +7,7 @@
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
+    access::tenant_of,
     feed::Feed,
     host_tools::CALL_KEY,
     session::{Message, SessionKey, Settlement, TurnRequest},
@@ -69,7 +70,7 @@ impl Inner {
             let feed = Feed::new(turn.id.clone());
             let Some(live) = services.live.enter(&feed) else { continue };
             let losses = turn.losses.max(services.live.panics(&turn.id));
-            let OpenTurn { key, id, agent, session, is_running, .. } = turn;
+            let OpenTurn { key, id, agent, session, is_running, message_bytes, .. } = turn;
             if is_running && losses >= MAX_LOSSES {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
@@ -78,8 +79,11 @@ impl Inner {
                 continue;
             }
             let active = services.active_again(&agent);
-            let request = TurnRequest::new(Message::Stored(key), feed, live, active);
-            sessions.entry(SessionKey { agent, session }).or_default().push(request);
+            let place = SessionKey { agent, session };
+            let tenant = tenant_of(&place.session).to_owned();
+            let held = services.intake.take_again(tenant, place.clone(), message_bytes as usize);
+            let request = TurnRequest::new(Message::Stored(key), feed, live, active, held);
+            sessions.entry(place).or_default().push(request);
         }
         for (key, turns) in sessions {
             self.sessions.resume(services, key, turns);

@@ -9,6 +9,7 @@ use crate::{
     event::{Outbox, Webhooks},
     host_tools::HostTools,
     instance::{InstancePlace, InstancePlaces},
+    intake::Intake,
     log_follower::LogGrowth,
     model_grant::GrantedModels,
     session::LiveTurns,
@@ -50,6 +51,7 @@ pub(crate) struct Services {
     closed: watch::Sender<bool>,
     pub(crate) wakers: Wakers,
     pub(crate) live: Arc<LiveTurns>,
+    pub(crate) intake: Arc<Intake>,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) clock: Clock,
@@ -111,6 +113,7 @@ impl Services {
             closed: watch::Sender::new(false),
             wakers: Wakers::default(),
             live: Arc::default(),
+            intake: Intake::new(options.waiting_bytes),
             active: Arc::default(),
             clock,
             outbox,

@@ -18,8 +18,8 @@ pub use options::BatchOptions;
 pub(crate) use queue::BatchQueue;
 pub use skep_store::ItemCounts;
 
+use crate::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use skep_engine::{
     Usage,
     chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
@@ -55,7 +55,7 @@ pub enum BatchRequest {
     /// A message to an agent, in a session of its own.
     Turn {
         text: String,
-        data: Option<Value>,
+        data: Option<Json>,
     },
 }
 
@@ -114,7 +114,7 @@ pub struct BatchAnswer {
     pub form: String,
     pub text: String,
     /// Of an agent's reply.
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
     /// What must be whole is not.

@@ -13,14 +13,13 @@ use super::{
     text_stream::TextSink,
 };
 use crate::{
-    CompactionMode, RunEvent,
+    CompactionMode, Json, RunEvent,
     bindings::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
     journal::{Call, Identity, Place, Stopped},
 };
-use serde_json::Value;
 use skep_engine::{
     Engine, EngineError, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
@@ -396,7 +395,7 @@ pub(super) async fn follow(
 }
 
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
-fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
+fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
     let arguments = calls.iter().map(|call| {
         let tool = turn.tool(&call.name);
         let tool = tool.ok_or_else(|| {

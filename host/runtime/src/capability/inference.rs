@@ -13,7 +13,7 @@ use super::{
     text_stream::text_stream,
 };
 use crate::{
-    RunEvent,
+    Json, RunEvent,
     bindings::{
         inference::{
             AssistantEntry, CompactOptions, Compaction, CompactionPolicy, Entry, GenerateOptions, Generation,
@@ -23,7 +23,8 @@ use crate::{
     },
     journal::{Identity, Stopped},
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use skep_engine::{
     Engine,
     chat::{ChatMessage, Role},
@@ -297,7 +298,7 @@ fn check_result(
     turn: &Turn,
     conversation: &Conversation,
     result: ToolResult,
-) -> Result<(String, String, Result<Value, String>), Error> {
+) -> Result<(String, String, Result<Json, String>), Error> {
     let ToolResult { call_id: id, outcome } = result;
     let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
@@ -316,7 +317,7 @@ fn check_result(
             let value = match tool {
                 Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
                 // It was offered in an earlier turn, or the agent was deployed anew without it.
-                None => serde_json::from_str(&text).map_err(|error| {
+                None => Json::from_text(text.clone()).map_err(|error| {
                     Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}"))
                 })?,
             };
@@ -344,13 +345,17 @@ fn entry(message: ChatMessage) -> Entry {
     }
 }
 
+/// A result that says what went wrong. Reading anything else ends at its first member.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Failed {
+    error: String,
+}
+
 /// The inverse of what `append_result` writes.
 fn outcome(content: String) -> Result<String, String> {
-    match serde_json::from_str::<Value>(&content) {
-        Ok(Value::Object(object)) if object.len() == 1 => match object.get("error") {
-            Some(Value::String(text)) => Err(text.clone()),
-            _ => Ok(content),
-        },
-        _ => Ok(content),
+    match serde_json::from_str::<Failed>(&content) {
+        Ok(Failed { error }) => Err(error),
+        Err(_) => Ok(content),
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use random::{random, seed};
 pub(crate) use record::Identity;
 pub(crate) use replay::Place;
 
-use crate::{RunEvent, RuntimeError, feed::Feed};
+use crate::{Json, RunEvent, RuntimeError, feed::Feed};
 use flight::{Flight, Flying};
 use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
@@ -110,7 +110,7 @@ enum Past {
         dispatched: bool,
     },
     Ended {
-        result: serde_json::Value,
+        result: Json,
         place: Place,
     },
 }
@@ -228,7 +228,7 @@ impl Journal {
         call: &mut Call,
     ) -> Result<Option<(T, Place)>, Stopped> {
         match std::mem::replace(&mut call.past, Past::None) {
-            Past::Ended { result, place } => match serde_json::from_value(result) {
+            Past::Ended { result, place } => match result.read() {
                 Ok(result) => Ok(Some((result, place))),
                 Err(error) => {
                     let name = &call.identity.name;
@@ -310,7 +310,7 @@ impl Journal {
 
     /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
-        let value = serde_json::to_value(result).expect("results of host calls are always JSON");
+        let value = Json::written(result).expect("results of host calls are always JSON");
         let mut inner = self.lock();
         let result = Record::Result { call: call.identity.clone(), value, made: inner.next_call - 1 };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));

@@ -1,8 +1,7 @@
 //! What the records of a journal say, and how they are written.
 
-use crate::RunEvent;
+use crate::{Json, RunEvent};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skep_engine::TakenBack;
 
@@ -32,7 +31,7 @@ pub(super) enum Record {
     /// What a call came to, and how many calls the guest had made by then.
     Result {
         call: Identity,
-        value: Value,
+        value: Json,
         #[serde(default)]
         made: u32,
     },

@@ -1,8 +1,7 @@
 //! What a journal holds from before a restart, call by call.
 
 use super::record::{Identity, Record};
-use crate::{RunEvent, RuntimeError};
-use serde_json::Value;
+use crate::{Json, RunEvent, RuntimeError};
 use skep_engine::TakenBack;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
@@ -21,7 +20,7 @@ pub(super) struct Recorded {
     pub(super) dispatched: bool,
     /// What the caller was shown of it while it went on.
     pub(super) events: u32,
-    pub(super) result: Option<Value>,
+    pub(super) result: Option<Json>,
     /// How many results came before this one.
     pub(super) order: u32,
     /// How many calls the guest had made when it came.

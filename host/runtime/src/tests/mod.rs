@@ -11,7 +11,7 @@ mod deployments;
 mod durability;
 mod events;
 mod fetch_tool;
-mod fixture;
+pub(crate) mod fixture;
 mod guest;
 mod hostile;
 mod inference;
