@@ -18,6 +18,7 @@ mod bindings;
 mod capability;
 mod clock;
 mod component;
+mod compute;
 mod courier;
 mod egress;
 mod engine;
@@ -65,6 +66,7 @@ pub use batch::{
     BatchResults, BatchStatus, ItemCounts, NewBatch,
 };
 pub use clock::Clock;
+pub use compute::{Compute, QUICK_BYTES};
 pub use error::RuntimeError;
 pub use event::{
     DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,

@@ -3,6 +3,7 @@
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     approvals::Wakers,
+    compute::Compute,
     component::{Compiler, Deployed, Prepared, Source},
     egress::Egress,
     engine::WasmEngine,
@@ -52,6 +53,7 @@ pub(crate) struct Services {
     pub(crate) wakers: Wakers,
     pub(crate) live: Arc<LiveTurns>,
     pub(crate) intake: Arc<Intake>,
+    pub(crate) compute: Compute,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) clock: Clock,
@@ -114,6 +116,7 @@ impl Services {
             wakers: Wakers::default(),
             live: Arc::default(),
             intake: Intake::new(options.waiting_bytes),
+            compute: Compute::default(),
             active: Arc::default(),
             clock,
             outbox,

@@ -170,6 +170,11 @@ impl Conversation {
         Ok(())
     }
 
+    /// Whether a message of so many bytes may be appended, before anything is done with it.
+    pub(crate) fn check_room(&self, bytes: usize) -> Result<(), Error> {
+        self.lock().check_room(bytes)
+    }
+
     pub(crate) fn push(&self, message: ChatMessage) -> Result<(), Error> {
         let mut inner = self.when_open()?;
         inner.make_room(message.content.len())?;
@@ -233,11 +238,16 @@ impl Conversation {
 }
 
 impl Inner {
-    fn make_room(&mut self, bytes: usize) -> Result<(), Error> {
+    fn check_room(&self, bytes: usize) -> Result<(), Error> {
         let messages = self.transcript.messages().len();
         if messages >= MAX_MESSAGES || self.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
             return Err(Error::InvalidArgument(too_long(messages, self.text_bytes)));
         }
+        Ok(())
+    }
+
+    fn make_room(&mut self, bytes: usize) -> Result<(), Error> {
+        self.check_room(bytes)?;
         self.text_bytes += bytes;
         Ok(())
     }

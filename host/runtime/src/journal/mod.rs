@@ -11,22 +11,27 @@
 //!
 //! Random numbers need no records: all of them are drawn from the turn's seed.
 
+mod call;
 mod clock;
 mod flight;
+mod numbers;
 mod random;
 mod record;
 mod replay;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use call::{Call, Made};
 pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::Waits;
+use numbers::Numbers;
 pub(crate) use random::{random, seed};
-pub(crate) use record::Identity;
+pub(crate) use record::{Identity, SUMMARISE};
 pub(crate) use replay::Place;
 
 use crate::{Json, RunEvent, RuntimeError, feed::Feed};
-use flight::{Flight, Flying};
+use call::Past;
+use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
 use serde::{Serialize, de::DeserializeOwned};
@@ -62,7 +67,7 @@ pub(crate) struct Journal {
 }
 
 struct Inner {
-    next_call: u32,
+    numbers: Numbers,
     /// What is left to be replayed.
     recorded: BTreeMap<u32, Recorded>,
     last_position: u64,
@@ -86,33 +91,6 @@ struct Waiting {
     position: u64,
     call: u32,
     record: Record,
-}
-
-/// A host call that the guest makes.
-pub(crate) struct Call {
-    number: u32,
-    identity: Identity,
-    past: Past,
-    /// Events that the caller was shown while it goes on.
-    shown: AtomicU32,
-    _flying: Flying,
-}
-
-/// What is known of a call from before a restart.
-enum Past {
-    /// Nothing: it is made now.
-    None,
-    /// It was cut off.
-    Begun {
-        tokens: Vec<u32>,
-        taken_back: TakenBack,
-        shown_bytes: usize,
-        dispatched: bool,
-    },
-    Ended {
-        result: Json,
-        place: Place,
-    },
 }
 
 /// Shows the events of an ended turn again, all but its end. Gives the number of the last one.
@@ -146,7 +124,7 @@ impl Journal {
         let last_shown = shown.last().map_or(0, |(id, _)| *id);
         feed.publish(shown);
         let inner = Inner {
-            next_call: 1,
+            numbers: Numbers::new(),
             recorded: calls,
             last_position,
             last_shown,
@@ -169,12 +147,56 @@ impl Journal {
 
     /// The guest makes a call: its next one.
     pub(crate) fn call(&self, identity: Identity) -> Result<Call, Stopped> {
+        let made = self.make()?;
+        self.identify(made, identity)
+    }
+
+    /// The guest makes a call whose identity takes long to compute.
+    pub(crate) fn make(&self) -> Result<Made, Stopped> {
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
         }
-        let number = inner.next_call;
-        inner.next_call += 1;
+        let Inner { numbers, recorded, .. } = &mut *inner;
+        let number = numbers.take(|number| recorded.get(&number).is_some_and(Recorded::is_of_host));
+        self.order.made(numbers.made());
+        Ok(Made { number, flying: self.flight.call() })
+    }
+
+    /// The host makes a call for one of the guest's, or makes it again: it is found by what it is.
+    pub(crate) fn call_of_host(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
+        debug_assert!(identity.is_of_host(), "the guest makes calls of other names");
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let is_it = |recorded: &Recorded| recorded.identity.as_ref() == Some(&identity);
+        let known = inner.recorded.iter().find(|(_, recorded)| is_it(recorded)).map(|(number, _)| *number);
+        let number = match known {
+            Some(number) => {
+                inner.numbers.take_known(number);
+                number
+            }
+            None => {
+                let last_recorded = inner.recorded.last_key_value().map_or(0, |(number, _)| *number);
+                let number = inner.numbers.take_new(last_recorded);
+                // Before anything with a later number.
+                self.append(&mut inner, number, [Record::Dispatched { call: identity.clone() }]);
+                number
+            }
+        };
+        self.order.made(inner.numbers.made());
+        drop(inner);
+        self.identify(Made { number, flying: self.flight.call() }, identity)
+    }
+
+    /// What is known of a call that was made.
+    pub(crate) fn identify(&self, made: Made, identity: Identity) -> Result<Call, Stopped> {
+        let Made { number, flying } = made;
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
         let mut shown = 0;
         let past = match inner.recorded.remove(&number) {
             None => Past::None,
@@ -195,8 +217,7 @@ impl Journal {
                 Past::Begun { tokens, taken_back, shown_bytes, dispatched }
             }
         };
-        self.order.made(number);
-        Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
+        Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: flying })
     }
 
     /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
@@ -312,7 +333,7 @@ impl Journal {
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
         let value = Json::written(result).expect("results of host calls are always JSON");
         let mut inner = self.lock();
-        let result = Record::Result { call: call.identity.clone(), value, made: inner.next_call - 1 };
+        let result = Record::Result { call: call.identity.clone(), value, made: inner.numbers.made() };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));
         self.append(&mut inner, call.number, records);
     }
@@ -445,47 +466,6 @@ impl Inner {
     fn fail(&mut self, error: RuntimeError) {
         if matches!(self.failure, Failure::None) {
             self.failure = Failure::Known(error);
-        }
-    }
-}
-
-impl Call {
-    /// Tokens that the generation had produced when it was cut off.
-    pub(crate) fn tokens(&self) -> &[u32] {
-        match &self.past {
-            Past::Begun { tokens, .. } => tokens,
-            Past::None | Past::Ended { .. } => &[],
-        }
-    }
-
-    /// What the generation had taken back by the last of these tokens.
-    pub(crate) fn taken_back(&self) -> TakenBack {
-        match self.past {
-            Past::Begun { taken_back, .. } => taken_back,
-            Past::None | Past::Ended { .. } => TakenBack::default(),
-        }
-    }
-
-    /// The call in the turn; the same when the turn is run again.
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// How many events of it the caller was shown, before a restart and since.
-    pub(crate) fn shown(&self) -> u32 {
-        self.shown.load(Ordering::Relaxed)
-    }
-
-    /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.
-    pub(crate) fn was_dispatched(&self) -> bool {
-        matches!(self.past, Past::Begun { dispatched: true, .. })
-    }
-
-    /// Bytes of text that the caller was shown before.
-    pub(crate) fn shown_bytes(&self) -> usize {
-        match self.past {
-            Past::Begun { shown_bytes, .. } => shown_bytes,
-            Past::None | Past::Ended { .. } => 0,
         }
     }
 }

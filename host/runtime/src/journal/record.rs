@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use skep_engine::TakenBack;
 
+/// A summary of a conversation, the only call that the host makes by itself.
+pub(crate) const SUMMARISE: &str = "summarise";
+
 /// What a call is recognised by when the guest makes it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
@@ -42,6 +45,11 @@ pub(super) enum Record {
 }
 
 impl Identity {
+    /// Whether it is of a call that the host makes for one of the guest's.
+    pub(super) fn is_of_host(&self) -> bool {
+        self.name == SUMMARISE
+    }
+
     pub(crate) fn new(name: &str, arguments: &impl Serialize) -> Self {
         let mut hasher = Sha256::new();
         serde_json::to_writer(&mut hasher, arguments).expect("arguments of host calls are always JSON");

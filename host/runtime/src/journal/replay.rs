@@ -27,6 +27,12 @@ pub(super) struct Recorded {
     pub(super) made: u32,
 }
 
+impl Recorded {
+    pub(super) fn is_of_host(&self) -> bool {
+        self.identity.as_ref().is_some_and(Identity::is_of_host)
+    }
+}
+
 /// A journal as it was read.
 #[derive(Default)]
 pub(super) struct Replay {
@@ -113,10 +119,10 @@ impl Order {
         Order { reached: watch::Sender::default(), results }
     }
 
-    /// The guest makes this call, the one after its last.
+    /// All calls up to this one have been made.
     pub(super) fn made(&self, call: u32) {
         self.reached.send_if_modified(|reached| {
-            reached.made = call;
+            reached.made = reached.made.max(call);
             reached.delivered < self.results
         });
     }

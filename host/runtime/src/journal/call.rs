@@ -1,0 +1,80 @@
+//! One host call, and what is known of it from before a restart.
+
+use super::{flight::Flying, record::Identity, replay::Place};
+use crate::Json;
+use skep_engine::TakenBack;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The place of a call among the guest's calls, before all of it is known.
+pub(crate) struct Made {
+    pub(super) number: u32,
+    pub(super) flying: Flying,
+}
+
+/// A host call that the guest makes.
+pub(crate) struct Call {
+    pub(super) number: u32,
+    pub(super) identity: Identity,
+    pub(super) past: Past,
+    /// Events that the caller was shown while it goes on.
+    pub(super) shown: AtomicU32,
+    pub(super) _flying: Flying,
+}
+
+/// What is known of a call from before a restart.
+pub(super) enum Past {
+    /// Nothing: it is made now.
+    None,
+    /// It was cut off.
+    Begun {
+        tokens: Vec<u32>,
+        taken_back: TakenBack,
+        shown_bytes: usize,
+        dispatched: bool,
+    },
+    Ended {
+        result: Json,
+        place: Place,
+    },
+}
+
+impl Call {
+    /// Tokens that the generation had produced when it was cut off.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        match &self.past {
+            Past::Begun { tokens, .. } => tokens,
+            Past::None | Past::Ended { .. } => &[],
+        }
+    }
+
+    /// What the generation had taken back by the last of these tokens.
+    pub(crate) fn taken_back(&self) -> TakenBack {
+        match self.past {
+            Past::Begun { taken_back, .. } => taken_back,
+            Past::None | Past::Ended { .. } => TakenBack::default(),
+        }
+    }
+
+    /// The call in the turn; the same when the turn is run again.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How many events of it the caller was shown, before a restart and since.
+    pub(crate) fn shown(&self) -> u32 {
+        self.shown.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.
+    pub(crate) fn was_dispatched(&self) -> bool {
+        matches!(self.past, Past::Begun { dispatched: true, .. })
+    }
+
+    /// Bytes of text that the caller was shown before.
+    pub(crate) fn shown_bytes(&self) -> usize {
+        match self.past {
+            Past::Begun { shown_bytes, .. } => shown_bytes,
+            Past::None | Past::Ended { .. } => 0,
+        }
+    }
+}
