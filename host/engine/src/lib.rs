@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod agent_metrics;
+mod cancel;
 pub mod chat;
 mod constraint;
 mod detokenise;
@@ -40,6 +41,7 @@ mod telemetry;
 #[cfg(test)]
 mod tests;
 
+pub use cancel::Cancel;
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, TakenBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};

@@ -72,6 +72,8 @@ pub enum RuntimeError {
     ModelGone { agent: String, model: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
+    #[error("{message}; try again in {retry_after_ms} ms")]
+    IntakeFull { message: String, retry_after_ms: u32 },
     #[error(
         "{limit} turns of agent {agent:?}{whose} run or wait already; try again in {retry_after_ms} ms, or allow more with \
          `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
@@ -173,6 +175,7 @@ impl RuntimeError {
             Self::ModelUnknown { .. } => "model_unknown",
             Self::ModelGone { .. } => "model_gone",
             Self::MailboxFull { .. } => "mailbox_full",
+            Self::IntakeFull { .. } => "intake_full",
             Self::TooManyTurns { .. } => "too_many_turns",
             Self::TokensUsedUp(_) => "tokens_used_up",
             Self::Engine(error) => error.code(),
@@ -216,6 +219,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "deadline_exceeded",
         "divergence",
         "engine_failed",
+        "intake_full",
         "internal",
         "invalid_message",
         "invalid_name",

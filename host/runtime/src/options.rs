@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant, WaitingBytes};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,6 +19,8 @@ pub struct RuntimeOptions {
     pub outcome_retention: Duration,
     /// Messages that wait in one session while a turn runs.
     pub mailbox: usize,
+    /// Bytes of messages that wait or whose turns run.
+    pub waiting_bytes: WaitingBytes,
     /// Limits in force are the smaller of these and those of `agent.toml`.
     pub ceilings: Limits,
     /// Of a component, and of the code that it may compile to.
@@ -66,6 +68,7 @@ impl Default for RuntimeOptions {
             session_ttl: None,
             outcome_retention: Duration::from_secs(30 * 24 * 3600),
             mailbox: 64,
+            waiting_bytes: WaitingBytes::default(),
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,
             // A component of 20 MB with an interpreter in it takes half a minute of two processors.

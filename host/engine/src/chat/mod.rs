@@ -29,6 +29,6 @@ mod taken_back_tests;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::{ChatOptions, Opening};
-pub use prompt::encode_prompt;
+pub use prompt::{encode_prompt, refuse_hopeless};
 pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
 pub use transcript::Transcript;

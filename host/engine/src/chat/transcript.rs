@@ -12,7 +12,7 @@ use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
 use super::stream::{ChatOutcome, ChatStream};
-use crate::{Engine, EngineError, Usage};
+use crate::{Cancel, Engine, EngineError, Usage};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
@@ -85,8 +85,13 @@ impl Transcript {
     }
 
     /// Tokens of the prompt that the next answer would go on from.
-    pub fn prompt_tokens(&self, engine: &Engine, opening: Opening<'_>) -> Result<usize, EngineError> {
-        Ok(self.prompt(engine, opening)?.tokens.len())
+    pub fn prompt_tokens(
+        &self,
+        engine: &Engine,
+        opening: Opening<'_>,
+        cancel: &Cancel,
+    ) -> Result<usize, EngineError> {
+        Ok(self.prompt(engine, opening, cancel)?.tokens.len())
     }
 
     /// What the model saw and produced up to the last answer that was committed.
@@ -172,7 +177,7 @@ impl Transcript {
                 message: format!("no tool message answers the calls {}", unanswered.join(", ")),
             });
         }
-        let prompt = self.prompt(engine, options.opening())?;
+        let prompt = self.prompt(engine, options.opening(), &options.cancel)?;
         ChatStream::start(engine, prompt, options)
     }
 
@@ -212,11 +217,18 @@ impl Transcript {
         };
     }
 
-    fn prompt(&self, engine: &Engine, opening: Opening<'_>) -> Result<Prompt, EngineError> {
+    fn prompt(
+        &self,
+        engine: &Engine,
+        opening: Opening<'_>,
+        cancel: &Cancel,
+    ) -> Result<Prompt, EngineError> {
+        cancel.check()?;
         let rendering = render::render(engine.template(), engine.tokenizer(), &self.messages, opening)?;
+        cancel.check()?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
-            prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..])?;
+            prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..], cancel)?;
             let mut tokens = self.tokens.clone();
             tokens.extend(prompt::encode_from(engine.tokenizer(), &rendering, self.rendered.len())?);
             tokens
@@ -230,7 +242,7 @@ impl Transcript {
                     "history changed; encoding it anew"
                 );
             }
-            prompt::encode_whole(engine, &rendering)?
+            prompt::encode_whole(engine, &rendering, cancel)?
         };
         Ok(Prompt { text: rendering.text, tokens })
     }

@@ -19,8 +19,8 @@ pub(crate) use queue::BatchQueue;
 pub(crate) use work::batch_session_pattern;
 pub use skep_store::ItemCounts;
 
+use crate::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use skep_engine::{
     Usage,
     chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
@@ -56,7 +56,7 @@ pub enum BatchRequest {
     /// A message to an agent, in a session of its own.
     Turn {
         text: String,
-        data: Option<Value>,
+        data: Option<Json>,
     },
     /// As a fault in the host would have it, until the item has failed so often.
     #[cfg(test)]
@@ -120,7 +120,7 @@ pub struct BatchAnswer {
     pub form: String,
     pub text: String,
     /// Of an agent's reply.
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
     /// What must be whole is not.

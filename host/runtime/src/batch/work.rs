@@ -121,6 +121,7 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::InvalidName { .. } => Retry::Never,
         RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ShuttingDown)
         | RuntimeError::MailboxFull { .. }
+        | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::ShuttingDown => Retry::Soon,
         RuntimeError::TokensUsedUp(used_up) => {

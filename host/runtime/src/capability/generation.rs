@@ -8,31 +8,43 @@ use super::{
     budget::{Beginning, Reservation, Turn},
     compaction::{Compacting, Cut},
     conversation::{Conversation, Generating, ModelChange},
-    generation_options::{asked, chat_options},
+    generation_options::{asked as asked_tokens, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
     text_stream::{Telling, TextSink},
 };
 use crate::{
-    CompactionMode, RunEvent,
+    CompactionMode, Json, QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
-    journal::{Call, Identity, Place, Stopped},
+    journal::{Call, Identity, Made, Place, Stopped},
 };
-use serde_json::Value;
 use skep_engine::{
-    Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
-    chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
+    Cancel, Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
+    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
 use std::{pin::pin, sync::Arc};
+
+/// A generation that the guest asked for, and that has its place among the guest's calls.
+pub(crate) struct Asked {
+    turn: Arc<Turn>,
+    generating: Generating,
+    /// The conversation as it is.
+    before: Arc<Transcript>,
+    engine: Engine,
+    policy: CompactionPolicy,
+    options: GenerateOptions,
+    chat: ChatOptions,
+    made: Made,
+}
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
     turn: Arc<Turn>,
     generating: Generating,
     /// The conversation as it was.
-    before: Transcript,
+    before: Arc<Transcript>,
     reservation: Reservation,
     work: Work,
 }
@@ -64,79 +76,124 @@ struct Started {
     call: Call,
     stream: Box<ChatStream>,
     visible: bool,
-    before: Transcript,
+    before: Arc<Transcript>,
     /// Where the conversation was cut to make room, if it was.
     compacted_at: Option<usize>,
 }
 
 pub(super) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
 
-/// Takes the conversation and submits the request; what is wrong with the request is known at once.
-pub(crate) fn begin(
+/// Takes the conversation; what is wrong with the options is known at once.
+pub(crate) fn ask(
     turn: Arc<Turn>,
     conversation: &Conversation,
     options: GenerateOptions,
-) -> Result<Result<Begun, Error>, Stopped> {
-    let visible = options.visible;
+) -> Result<Result<Asked, Error>, Stopped> {
     let taken = chat_options(&turn, &options).and_then(|chat| Ok((chat, conversation.begin()?)));
-    let (mut chat, (generating, before)) = match taken {
+    let (chat, (generating, before)) = match taken {
         Ok(taken) => taken,
         Err(error) => return Ok(Err(error)),
     };
-    let mut call = turn.journal.call(Identity::new("generate", &(&options, before.messages())))?;
-    let recorded = turn.journal.recorded(&mut call)?;
-    if let Some((GenerationRecord::Refused(error), _place)) = recorded {
-        return Ok(Err(error));
-    }
-    let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {
-        Ok(reservation) => reservation,
-        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-    };
-    let engine = &conversation.engine;
+    let made = turn.journal.make()?;
+    let (before, engine) = (Arc::new(before), conversation.engine.clone());
     let policy = policy(&turn, conversation);
-    if let Some((record, place)) = recorded {
-        let cut = record.compacted_at().map(|at| Cut::again(&before, at));
-        let compacting = match cut {
-            None => None,
-            Some(cut) => match Compacting::begin(&turn, engine, cut, &chat.tools, policy.summary(), None)? {
-                Ok(compacting) => Some((compacting, engine.clone())),
-                Err(error) => return Ok(Err(error)),
-            },
+    Ok(Ok(Asked { turn, generating, before, engine, policy, options, chat, made }))
+}
+
+impl Asked {
+    /// Submits the request.
+    pub(crate) async fn begin(self) -> Result<Result<Begun, Error>, Stopped> {
+        let Asked { turn, generating, before, engine, policy, options, mut chat, made } = self;
+        let visible = options.visible;
+        let is_quick = is_quick(&before, &chat);
+        let asked = before.clone();
+        let identify = move |_: &Cancel| Identity::new("generate", &(&options, asked.messages()));
+        let identity = turn.compute(is_quick, identify).await;
+        let mut call = turn.journal.identify(made, identity)?;
+        let recorded = turn.journal.recorded(&mut call)?;
+        if let Some((GenerationRecord::Refused(error), _place)) = recorded {
+            return Ok(Err(error));
+        }
+        let reservation = match turn.reserve(asked_tokens(chat.max_tokens), Beginning::of(&call, &recorded)) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
         };
-        let work = Work::Recorded { record, place, compacting };
-        return Ok(Ok(Begun { turn, generating, before, reservation, work }));
-    }
-    if let Err(error) = check_model(&call, engine) {
-        return Ok(Err(refuse(&turn, &call, error)));
-    }
-    tell_model_change(&turn, &call, &generating);
-    chat.max_tokens = Some(reservation.max_tokens as usize);
-    chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
-    chat.resume = call.tokens().to_vec();
-    chat.resume_taken_back = call.taken_back();
-    let overflow = match before.generate(engine, chat.clone()) {
-        Ok(stream) => {
-            let work = Work::Live { call, stream: Box::new(stream), visible };
+        if let Some((record, place)) = recorded {
+            let cut = record.compacted_at().map(|at| Cut::again(&before, at));
+            let compacting = match cut {
+                None => None,
+                Some(cut) => {
+                    match Compacting::begin(&turn, &engine, cut, &chat.tools, policy.summary(), None).await? {
+                        Ok(compacting) => Some((compacting, engine)),
+                        Err(error) => return Ok(Err(error)),
+                    }
+                }
+            };
+            let work = Work::Recorded { record, place, compacting };
             return Ok(Ok(Begun { turn, generating, before, reservation, work }));
         }
-        Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
-        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
-    };
-    let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
-    let cut = match Cut::fitting(&before, engine, chat.opening(), summary.as_deref(), answer_tokens) {
-        Ok(Some(cut)) => cut,
-        Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
-        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
-    };
-    let at = cut.at;
-    Ok(match Compacting::begin(&turn, engine, cut, &chat.tools, summary, None)? {
-        Ok(compacting) => {
-            let (engine, chat) = (engine.clone(), Box::new(chat));
-            let work = Work::Compacting { call, compacting, engine, chat, visible };
-            Ok(Begun { turn, generating, before, reservation, work })
+        if let Err(error) = check_model(&call, &engine) {
+            return Ok(Err(refuse(&turn, &call, error)));
         }
-        Err(error) => Err(end(&turn, &call, error, None, Some(at))),
-    })
+        tell_model_change(&turn, &call, &generating);
+        chat.max_tokens = Some(reservation.max_tokens as usize);
+        chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
+        chat.resume = call.tokens().to_vec();
+        chat.resume_taken_back = call.taken_back();
+        let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
+            Ok(stream) => {
+                let work = Work::Live { call, stream: Box::new(stream), visible };
+                return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+            }
+            Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
+            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+        };
+        let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
+        let cut = {
+            let (before, engine, chat, summary) =
+                (before.clone(), engine.clone(), chat.clone(), summary.clone());
+            let find = move |cancel: &Cancel| {
+                Cut::fitting(&before, &engine, chat.opening(), summary.as_deref(), answer_tokens, cancel)
+            };
+            turn.compute(false, find).await
+        };
+        let cut = match cut {
+            Ok(Some(cut)) => cut,
+            Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
+            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+        };
+        let at = cut.at;
+        Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None).await? {
+            Ok(compacting) => {
+                let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
+                Ok(Begun { turn, generating, before, reservation, work })
+            }
+            Err(error) => Err(end(&turn, &call, error, None, Some(at))),
+        })
+    }
+}
+
+/// Whether little is rendered and encoded, and no constraint compiled.
+fn is_quick(before: &Transcript, chat: &ChatOptions) -> bool {
+    let text = |message: &ChatMessage| {
+        let calls = message.tool_calls.iter().map(|call| call.arguments.len());
+        message.content.len() + message.raw.as_ref().map_or(0, String::len) + calls.sum::<usize>()
+    };
+    let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
+    chat.tools.is_empty() && chat.output.is_none() && said.chain(shown).sum::<usize>() <= QUICK_BYTES
+}
+
+/// Renders and encodes what the model has not seen, and submits it.
+pub(super) async fn generate(
+    turn: &Turn,
+    is_quick: bool,
+    before: &Arc<Transcript>,
+    engine: &Engine,
+    chat: ChatOptions,
+) -> Result<ChatStream, EngineError> {
+    let (before, engine) = (before.clone(), engine.clone());
+    let begin = move |cancel: &Cancel| before.generate(&engine, ChatOptions { cancel: cancel.clone(), ..chat });
+    turn.compute(is_quick, begin).await
 }
 
 /// That the model did not change while the generation was cut off: its tokens would be another text.
@@ -256,7 +313,9 @@ async fn compact(
     let compacted_at = Some(compacting.at());
     let begun = match compacting.finish(engine).await {
         Ok((before, _summary)) => {
-            before.generate(engine, chat).map(|stream| (before, stream)).map_err(engine_error)
+            let before = Arc::new(before);
+            let stream = generate(turn, false, &before, engine, chat).await;
+            stream.map(|stream| (before, stream)).map_err(engine_error)
         }
         Err(error) => Err(error),
     };
@@ -272,7 +331,7 @@ async fn recall(
     place: Place,
     compacting: Option<(Compacting, Engine)>,
     generating: Generating,
-    mut before: Transcript,
+    mut before: Arc<Transcript>,
     reservation: Reservation,
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
@@ -284,7 +343,7 @@ async fn recall(
     if let Some((compacting, engine)) = compacting
         && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
-        before = compacted;
+        before = Arc::new(compacted);
     }
     // As the first time, it is not there at once.
     tokio::task::yield_now().await;
@@ -450,7 +509,7 @@ pub(super) async fn follow(
 }
 
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
-fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
+fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
     let arguments = calls.iter().map(|call| {
         let tool = turn.tool(&call.name);
         let tool = tool.ok_or_else(|| {

@@ -13,7 +13,7 @@ mod doer;
 mod durability;
 mod events;
 mod fetch_tool;
-mod fixture;
+pub(crate) mod fixture;
 mod guest;
 mod hostile;
 mod inference;
