@@ -5,12 +5,24 @@ use crate::{
     harness::{Host, client, model_path, shared},
 };
 use serde_json::{Value, json};
-use std::process::{Command, Stdio};
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 async fn start(host: &Host, agent: &str, session: &str) -> String {
-    host.deploy_guest("toolcall", agent, "").await;
+    start_with(host, agent, "", session, "pay the bill").await
+}
+
+async fn start_with(host: &Host, agent: &str, manifest: &str, session: &str, text: &str) -> String {
+    host.deploy_guest("toolcall", agent, manifest).await;
     let path = format!("/v1/agents/{agent}/sessions/{session}/messages?detach=true");
-    let (status, accepted) = host.post(&path, json!({"text": "pay the bill"})).await;
+    let (status, accepted) = host.post(&path, json!({ "text": text })).await;
     assert_eq!(status, 202, "{accepted}");
     accepted["events_url"].as_str().expect("an address").to_owned()
 }
@@ -100,16 +112,46 @@ async fn approval(url: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// A server that counts what it is sent, whatever becomes of the host.
+fn till() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/till", listener.local_addr().unwrap());
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(&mut stream).lines().map_while(Result::ok);
+            let is_post = lines.next().is_some_and(|line| line.starts_with("POST /till "));
+            // The head has to be whole; there is no body.
+            if is_post && lines.any(|line| line.is_empty()) {
+                counted.fetch_add(1, Ordering::AcqRel);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 204 Paid\r\nconnection: close\r\n\r\n");
+        }
+    });
+    (url, count)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_approved() {
-    let data = tempfile::tempdir().unwrap();
+    let (data, (till, count)) = (tempfile::tempdir().unwrap(), till());
+    let config = data.path().join("skep.toml");
+    let reaches_this_machine =
+        "[grants]\nhosts = [\"*\"]\n[outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
+    std::fs::write(&config, reaches_this_machine).unwrap();
     let start = async || {
-        let data = data.path().to_owned();
-        let process = tokio::task::spawn_blocking(move || Process::start(model_path(), &data)).await.unwrap();
+        let (data, config) = (data.path().join("data"), config.clone());
+        let process = tokio::task::spawn_blocking(move || {
+            let arguments = ["--config", config.to_str().unwrap()];
+            Process::with(Stdio::inherit(), &arguments, model_path(), &data)
+        });
+        let process = process.await.unwrap();
         (Host::elsewhere(process.url.clone()), process)
     };
     let (host, process) = start().await;
-    let events = self::start(&host, "payer", "s").await;
+    let text = format!("pay {till}");
+    let events = start_with(&host, "payer", "[grants]\nhosts = [\"*\"]", "s", &text).await;
     let asked = event(&host, &events, "approval_required").await;
     process.kill();
 
@@ -125,7 +167,11 @@ async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_app
     let (host, process) = start().await;
     let done = event(&host, &events, "done").await;
     assert_eq!(done["tool_calls"].as_array().unwrap().len(), 1, "{done}");
-    assert_eq!(done["tool_calls"][0]["result"], asked["arguments"]["cents"], "{done}");
+    let (call, paid) = (&done["tool_calls"][0], count.load(Ordering::Acquire));
+    // If the host was killed while the request was under way, nobody knows whether it came; it is never made again.
+    let is_interrupted = call["error"].as_str().is_some_and(|error| error.contains("nobody knows whether the server acted on it"));
+    assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments: {done}");
+    assert!(is_interrupted || call["result"] == asked["arguments"]["cents"], "{done}");
     assert_eq!(approval(&host.url, &["list"]).await, "nothing waits for approval\n");
     let (status, exported) = host.get("/v1/agents/payer/sessions/s/export").await;
     // In base64.

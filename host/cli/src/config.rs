@@ -223,7 +223,8 @@ impl Config {
         Ok(config)
     }
 
-    fn parse(text: &str) -> Result<Self> {
+    /// Reads the text of a file.
+    pub fn parse(text: &str) -> Result<Self> {
         skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)
     }
 

@@ -222,7 +222,9 @@ impl Engine {
             let tenant = &request.affinity.tenant;
             let _place = shared.compiling.enter(tenant)?;
             let compiled = shared.constraints.compile_for(tenant, constraint)?;
-            checks = shared.checks.of(compiled.unenforced())?;
+            if constraint.writes_json() {
+                checks = Some(shared.checks.of(compiled.unenforced())?);
+            }
             warnings = compiled.warnings().clone();
             matcher = Some(compiled);
             let (constraints, tokenizer) = (&shared.constraints, &shared.tokenizer);

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod agent_metrics;
+mod cancel;
 pub mod chat;
 mod constraint;
 mod detokenise;
@@ -26,6 +27,7 @@ mod lookahead;
 mod mask_worker;
 pub mod metric;
 mod model_set;
+mod queue_shares;
 mod replica;
 mod request;
 mod router;
@@ -39,6 +41,7 @@ mod telemetry;
 #[cfg(test)]
 mod tests;
 
+pub use cancel::Cancel;
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, TakenBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};

@@ -62,6 +62,13 @@ pub enum Constraint {
     ToolCalls(ToolCallForm),
 }
 
+impl Constraint {
+    /// Whether the output has JSON whose form Skep knows.
+    pub(crate) fn writes_json(&self) -> bool {
+        matches!(self, Constraint::JsonSchema(_) | Constraint::JsonObject | Constraint::ToolCalls(_))
+    }
+}
+
 /// The form of an answer that calls tools. A call is
 /// `OPEN {"name": "…", "arguments": {…}} CLOSE`, written in any way of the accepted set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

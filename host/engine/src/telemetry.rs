@@ -11,6 +11,7 @@ use std::time::Duration;
 use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
 use crate::agent_metrics::AgentMetrics;
+use crate::queue_shares::QueueShares;
 use crate::{EngineStats, metric};
 
 pub(crate) use crate::agent_metrics::{Outcome, TokenKind};
@@ -27,7 +28,7 @@ pub(crate) struct Telemetry {
     replica: String,
     steps_metrics: OnceLock<StepMetrics>,
     agents: Mutex<HashMap<String, Arc<AgentMetrics>>>,
-    queued: AtomicUsize,
+    queued: QueueShares,
     running: AtomicUsize,
     waiting: AtomicUsize,
     pages_total: AtomicUsize,
@@ -64,11 +65,14 @@ pub(crate) struct RequestTelemetry {
 }
 
 /// One place in the bounded queue; dropping it gives the place back.
-pub(crate) struct QueuePlace(Arc<Telemetry>);
+pub(crate) struct QueuePlace {
+    telemetry: Arc<Telemetry>,
+    tenant: String,
+}
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Relaxed);
+        self.telemetry.queued.leave(&self.tenant);
     }
 }
 
@@ -84,11 +88,10 @@ impl Telemetry {
     }
 
     /// A place in the queue, or how long it is likely to take until one is free.
-    pub fn enter_queue(self: &Arc<Self>, max_queue: usize) -> Result<QueuePlace, Duration> {
-        let entered = self.queued.fetch_update(Relaxed, Relaxed, |n| (n < max_queue).then_some(n + 1));
-        match entered {
-            Ok(_) => Ok(QueuePlace(self.clone())),
-            Err(_) => Err(self.time_to_free_place()),
+    pub fn enter_queue(self: &Arc<Self>, tenant: &str, max_queue: usize) -> Result<QueuePlace, Duration> {
+        match self.queued.enter(tenant, max_queue) {
+            true => Ok(QueuePlace { telemetry: self.clone(), tenant: tenant.to_string() }),
+            false => Err(self.time_to_free_place()),
         }
     }
 
@@ -101,7 +104,7 @@ impl Telemetry {
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.load(Relaxed),
-            waiting: self.waiting.load(Relaxed).max(self.queued.load(Relaxed)),
+            waiting: self.waiting.load(Relaxed).max(self.queued.taken()),
             pages_total: self.pages_total.load(Relaxed),
             pages_free: self.pages_free.load(Relaxed),
             pages_cached: self.pages_cached.load(Relaxed),

@@ -143,10 +143,9 @@ impl From<RuntimeError> for ApiError {
         let (code, message) = (error.code(), error.to_string());
         let status = match error {
             RuntimeError::Engine(error) => return error.into(),
-            RuntimeError::MailboxFull { retry_after_ms, .. } => {
-                return ApiError::busy(message, code, retry_after_ms);
-            }
-            RuntimeError::TooManyTurns { retry_after_ms, .. }
+            RuntimeError::MailboxFull { retry_after_ms, .. }
+            | RuntimeError::IntakeFull { retry_after_ms, .. }
+            | RuntimeError::TooManyTurns { retry_after_ms, .. }
             | RuntimeError::QueueFull { retry_after_ms, .. }
             | RuntimeError::OutboxFull { retry_after_ms, .. }
             | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {

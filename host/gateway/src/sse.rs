@@ -5,6 +5,7 @@ use axum::response::{
     sse::{Event, KeepAlive, Sse},
 };
 use futures::{Stream, StreamExt};
+use serde::Serialize;
 use serde_json::Value;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
@@ -37,8 +38,15 @@ impl Message {
         Message { id: None, name: None, data: value.to_string() }
     }
 
-    pub(crate) fn named(name: &'static str, value: &Value) -> Self {
-        Message { id: None, name: Some(name), data: value.to_string() }
+    pub(crate) fn named(name: &'static str, value: &impl Serialize) -> Self {
+        let data = serde_json::to_string(value).expect("strings, numbers and JSON are always JSON");
+        Message::of_text(name, data)
+    }
+
+    /// JSON may have been written on several lines, and an event has it on one.
+    pub(crate) fn of_text(name: &'static str, json: String) -> Self {
+        let data = if json.contains(['\n', '\r']) { json.replace(['\n', '\r'], " ") } else { json };
+        Message { id: None, name: Some(name), data }
     }
 
     pub(crate) fn done() -> Self {

@@ -19,7 +19,7 @@ mod turns;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
-pub(crate) use services::{Active, Services};
+pub(crate) use services::{Active, OPERATOR, Services};
 pub(crate) use turns::OWN_KEY;
 
 use crate::{
@@ -81,13 +81,15 @@ impl AgentHost {
             tracing::warn!("what was deleted is not removed from the database yet: {error}");
         }
         let keys = KeyRing::new(store.clone());
+        keys.load().await;
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
-        let services = Arc::new(Services::start(store, models, &options).await?);
+        let services = Arc::new(Services::start(store, models, &options, keys.tenancy()).await?);
         services.restore().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
-        let expiry = Expiry::new(&services, &sessions, options.session_ttl);
+        let expiry = Expiry::new(&services, &sessions, &options);
+        expiry.resume_clock().await?;
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
         background.spawn(watching);

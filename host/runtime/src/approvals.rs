@@ -5,7 +5,7 @@
 //! nobody did in time. So is a turn that waits for one that is parked. A decision is made once.
 
 use crate::{
-    AgentHost, RunEvent, RuntimeError, Tenant,
+    AgentHost, Json, RunEvent, RuntimeError, Tenant,
     capability::{Turn, log::now_ms},
     feed::{Parked, Pause},
     journal::{Call, Identity, Stopped},
@@ -39,7 +39,7 @@ pub struct Approval {
     pub session: String,
     pub turn_id: String,
     pub tool: String,
-    pub arguments: Value,
+    pub arguments: Json,
     pub created_at_ms: u64,
     /// When the call is refused, if nobody decides.
     pub expires_at_ms: u64,
@@ -291,8 +291,8 @@ fn outcome(decision: &Decision) -> Result<(), String> {
     }
 }
 
-fn arguments(row: &ApprovalRow) -> Value {
-    serde_json::from_str(&row.arguments).unwrap_or_else(|_| Value::String(row.arguments.clone()))
+fn arguments(row: &ApprovalRow) -> Json {
+    Json::from_text(row.arguments.clone()).unwrap_or_else(|_| Json::from(Value::String(row.arguments.clone())))
 }
 
 impl AgentHost {

@@ -1,61 +1,306 @@
-//! The time of day, as schedules and deliveries go by it. Tests have one that only they move.
+//! The time of day, as schedules, deliveries and the age of sessions go by it. Tests have one that only they move.
+//!
+//! Somebody may set the clock of the system. A jump is noticed because the time since the machine started, which nobody
+//! sets, did not move with it. Schedules go by the new time at once. Time that a jump forward skipped makes nothing older:
+//! [`Clock::lived_before`] leaves it out, and so it does with most of the time in which no host ran.
 
 use crate::capability::log::now_ms;
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 #[cfg(test)]
 use tokio::sync::watch;
 
-/// A clock that was set forwards meanwhile is noticed after this long.
+/// A clock that was set meanwhile is noticed after this long.
 const LONGEST_SLEEP_MS: u64 = 30_000;
+/// A clock that moved by so much more or less than time went by was set. Less is the work of a time server.
+const JUMP_MS: u64 = 60_000;
+/// Time without a host makes sessions older by no more than this: nobody knows whether it went by.
+const LONGEST_DOWNTIME_MS: u64 = 24 * 3_600_000;
+/// Jumps that are remembered; the oldest ones are joined.
+const MAX_SKIPS: usize = 64;
 
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Kind);
+pub struct Clock {
+    hands: Hands,
+    timeline: Arc<Mutex<Timeline>>,
+}
 
 #[derive(Clone, Debug, Default)]
-enum Kind {
+enum Hands {
     #[default]
     System,
     #[cfg(test)]
-    Moved(watch::Sender<u64>),
+    Moved(watch::Sender<Reading>),
+}
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
+    /// Milliseconds since 1970-01-01 UTC, as far as the system knows.
+    wall_ms: u64,
+    /// Milliseconds from any moment on, which nobody sets.
+    steady_ms: u64,
+}
+
+/// What is known about the clock's past.
+#[derive(Debug, Default)]
+struct Timeline {
+    last: Option<Reading>,
+    /// Times of day that did not happen: from, and to before; in their order and apart.
+    skips: Vec<(u64, u64)>,
+    /// How often the clock was set back.
+    set_back: u64,
 }
 
 impl Clock {
     /// A clock that stands at `now_ms` until [`Clock::advance`] moves it.
     #[cfg(test)]
     pub(crate) fn at(now_ms: u64) -> Self {
-        Clock(Kind::Moved(watch::Sender::new(now_ms)))
+        let hands = Hands::Moved(watch::Sender::new(Reading { wall_ms: now_ms, steady_ms: 0 }));
+        Clock { hands, timeline: Arc::default() }
+    }
+
+    /// Time goes by.
+    #[cfg(test)]
+    pub(crate) fn advance(&self, ms: u64) {
+        self.hand().send_modify(|reading| {
+            reading.wall_ms += ms;
+            reading.steady_ms += ms;
+        });
+    }
+
+    /// Somebody sets the time of day.
+    #[cfg(test)]
+    pub(crate) fn jump(&self, ms: i64) {
+        self.hand().send_modify(|reading| reading.wall_ms = reading.wall_ms.saturating_add_signed(ms));
     }
 
     #[cfg(test)]
-    pub(crate) fn advance(&self, ms: u64) {
-        let Kind::Moved(hand) = &self.0 else { panic!("nobody moves the clock of the system") };
-        hand.send_modify(|now_ms| *now_ms += ms);
+    fn hand(&self) -> &watch::Sender<Reading> {
+        let Hands::Moved(hand) = &self.hands else { panic!("nobody moves the clock of the system") };
+        hand
     }
 
     /// Milliseconds since 1970-01-01 UTC.
     pub(crate) fn now_ms(&self) -> u64 {
-        match &self.0 {
-            Kind::System => now_ms(),
-            #[cfg(test)]
-            Kind::Moved(hand) => *hand.borrow(),
+        self.read().wall_ms
+    }
+
+    /// Looks whether the clock was set since the last look. How often it was set back so far.
+    pub(crate) fn times_set_back(&self) -> u64 {
+        let reading = self.read();
+        let mut timeline = self.timeline();
+        timeline.look(reading);
+        timeline.set_back
+    }
+
+    /// The times of day that did not happen, for a host that comes after this one.
+    pub(crate) fn skips(&self) -> Vec<(u64, u64)> {
+        let reading = self.read();
+        let mut timeline = self.timeline();
+        timeline.look(reading);
+        timeline.skips.clone()
+    }
+
+    /// Takes over what an earlier host knew when it last looked, at `seen_ms`.
+    pub(crate) fn resume(&self, seen_ms: u64, skips: Vec<(u64, u64)>) {
+        let now_ms = self.now_ms();
+        let mut timeline = self.timeline();
+        timeline.skips = skips;
+        if now_ms < seen_ms {
+            timeline.return_to(now_ms);
+            timeline.set_back += 1;
+        } else if now_ms - seen_ms > LONGEST_DOWNTIME_MS {
+            timeline.skip(seen_ms + LONGEST_DOWNTIME_MS, now_ms);
         }
     }
 
-    /// Resolves when this clock shows that time, however it was set meanwhile.
+    /// The time of day from which on `ms` went by until `now_ms`. Time that did not happen is not counted.
+    pub(crate) fn lived_before(&self, now_ms: u64, ms: u64) -> u64 {
+        let reading = self.read();
+        let mut timeline = self.timeline();
+        timeline.look(reading);
+        timeline.lived_before(now_ms, ms)
+    }
+
+    /// Resolves when this clock shows that time, and soon after it was set.
     pub(crate) async fn sleep_until(&self, at_ms: u64) {
-        match &self.0 {
-            Kind::System => loop {
-                let left_ms = at_ms.saturating_sub(now_ms());
-                if left_ms == 0 {
-                    return;
+        match &self.hands {
+            Hands::System => {
+                let set_back = self.times_set_back();
+                loop {
+                    let left_ms = at_ms.saturating_sub(now_ms());
+                    if left_ms == 0 || self.times_set_back() != set_back {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(left_ms.min(LONGEST_SLEEP_MS))).await;
                 }
-                tokio::time::sleep(Duration::from_millis(left_ms.min(LONGEST_SLEEP_MS))).await;
-            },
+            }
             #[cfg(test)]
-            Kind::Moved(hand) => {
+            Hands::Moved(hand) => {
+                let begin = *hand.borrow();
+                let is_over = |now: &Reading| {
+                    let elapsed_ms = now.steady_ms - begin.steady_ms;
+                    now.wall_ms >= at_ms || now.wall_ms != begin.wall_ms + elapsed_ms
+                };
                 // The sender is part of this; it is not dropped meanwhile.
-                let _ = hand.subscribe().wait_for(|now_ms| *now_ms >= at_ms).await;
+                let _ = hand.subscribe().wait_for(is_over).await;
             }
         }
+    }
+
+    fn read(&self) -> Reading {
+        match &self.hands {
+            Hands::System => Reading { wall_ms: now_ms(), steady_ms: steady_ms() },
+            #[cfg(test)]
+            Hands::Moved(hand) => *hand.borrow(),
+        }
+    }
+
+    fn timeline(&self) -> MutexGuard<'_, Timeline> {
+        self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Timeline {
+    fn look(&mut self, now: Reading) {
+        let Some(last) = self.last.replace(now) else { return };
+        let expected_ms = last.wall_ms + now.steady_ms.saturating_sub(last.steady_ms);
+        if now.wall_ms > expected_ms + JUMP_MS {
+            let by_s = (now.wall_ms - expected_ms) / 1000;
+            tracing::warn!(by_s, "the clock of the system was set forward; sessions do not get older by that");
+            self.skip(expected_ms, now.wall_ms);
+        } else if expected_ms > now.wall_ms + JUMP_MS {
+            let by_s = (expected_ms - now.wall_ms) / 1000;
+            tracing::warn!(by_s, "the clock of the system was set back; schedules go by the new time");
+            self.return_to(now.wall_ms);
+            self.set_back += 1;
+        }
+    }
+
+    fn skip(&mut self, from_ms: u64, to_ms: u64) {
+        self.return_to(from_ms);
+        self.skips.push((from_ms, to_ms));
+        if self.skips.len() > MAX_SKIPS {
+            let (from_ms, _) = self.skips.remove(0);
+            self.skips[0].0 = from_ms;
+        }
+    }
+
+    /// What comes after `now_ms` may still happen.
+    fn return_to(&mut self, now_ms: u64) {
+        self.skips.retain(|(from_ms, _)| *from_ms < now_ms);
+        if let Some((_, to_ms)) = self.skips.last_mut() {
+            *to_ms = now_ms.min(*to_ms);
+        }
+    }
+
+    fn lived_before(&self, now_ms: u64, ms: u64) -> u64 {
+        let (mut at_ms, mut left_ms) = (now_ms, ms);
+        for (from_ms, to_ms) in self.skips.iter().rev().filter(|(_, to_ms)| *to_ms <= now_ms) {
+            let lived_ms = at_ms - to_ms;
+            if left_ms <= lived_ms {
+                break;
+            }
+            left_ms -= lived_ms;
+            at_ms = *from_ms;
+        }
+        at_ms.saturating_sub(left_ms)
+    }
+}
+
+/// Time that goes by also while the machine sleeps.
+#[cfg(unix)]
+fn steady_ms() -> u64 {
+    #[cfg(target_os = "linux")]
+    let clock = rustix::time::ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let clock = rustix::time::ClockId::Monotonic;
+    let time = rustix::time::clock_gettime(clock);
+    let (seconds, nanos) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds * 1_000 + nanos / 1_000_000
+}
+
+/// Without such a clock no jump is noticed.
+#[cfg(not(unix))]
+fn steady_ms() -> u64 {
+    now_ms()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000;
+
+    #[test]
+    fn time_that_a_jump_forward_skipped_is_not_counted() {
+        let clock = Clock::at(1_000 * HOUR);
+        clock.times_set_back();
+        clock.advance(10 * HOUR);
+        clock.jump(90 * HOUR as i64);
+        clock.times_set_back();
+        clock.advance(5 * HOUR);
+        let now = clock.now_ms();
+        assert_eq!(now, 1_105 * HOUR);
+        for (lived, from) in [(0, 1_105), (5, 1_100), (6, 1_009), (15, 1_000), (20, 995)] {
+            assert_eq!(clock.lived_before(now, lived * HOUR), from * HOUR, "{lived} hours");
+        }
+        assert_eq!(clock.times_set_back(), 0);
+    }
+
+    #[test]
+    fn setting_the_clock_right_again_forgets_what_was_skipped() {
+        let clock = Clock::at(1_000 * HOUR);
+        clock.times_set_back();
+        clock.jump(90 * HOUR as i64);
+        assert_eq!(clock.skips(), [(1_000 * HOUR, 1_090 * HOUR)]);
+        clock.advance(HOUR);
+        clock.jump(-(90 * HOUR as i64));
+        assert_eq!(clock.times_set_back(), 1);
+        assert_eq!(clock.skips(), [(1_000 * HOUR, 1_001 * HOUR)], "an hour less than it could be is safe");
+        clock.jump(-(50 * HOUR as i64));
+        assert_eq!((clock.skips(), clock.times_set_back()), (vec![], 2));
+    }
+
+    #[test]
+    fn small_steps_of_a_time_server_are_no_jumps() {
+        let clock = Clock::at(HOUR);
+        for step in [500, -500, 30_000, -30_000] {
+            clock.times_set_back();
+            clock.jump(step);
+        }
+        assert_eq!((clock.times_set_back(), clock.skips()), (0, vec![]));
+    }
+
+    #[test]
+    fn time_without_a_host_counts_for_a_day_and_no_more() {
+        let clock = Clock::at(1_000 * HOUR);
+        clock.resume(990 * HOUR, vec![(1, 2)]);
+        assert_eq!(clock.skips(), [(1, 2)]);
+        clock.resume(100 * HOUR, vec![]);
+        assert_eq!(clock.skips(), [(124 * HOUR, 1_000 * HOUR)]);
+        clock.resume(2_000 * HOUR, vec![(500 * HOUR, 1_800 * HOUR)]);
+        assert_eq!(clock.skips(), [(500 * HOUR, 1_000 * HOUR)]);
+    }
+
+    #[test]
+    fn the_number_of_jumps_that_are_remembered_is_bounded() {
+        let clock = Clock::at(0);
+        for _ in 0..200 {
+            clock.advance(HOUR);
+            clock.times_set_back();
+            clock.jump(HOUR as i64);
+        }
+        assert_eq!(clock.skips().len(), MAX_SKIPS);
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_woken_when_the_clock_is_set_back() {
+        let clock = Clock::at(100 * HOUR);
+        tokio::join!(clock.sleep_until(101 * HOUR), async { clock.jump(-(50 * HOUR as i64)) });
+        clock.sleep_until(0).await;
     }
 }

@@ -11,12 +11,12 @@ mod weight;
 pub(crate) use compiler::Source;
 
 use crate::{
-    Limits, Manifest, RuntimeError, RuntimeOptions,
+    Json, Limits, Manifest, RuntimeError, RuntimeOptions,
     bindings::handler,
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
     exports::AgentPre,
-    host_tools::ToolName,
+    host_tools::{MAX_ARGUMENT_BYTES, ToolName},
     instance,
     summary::{AgentDetail, AgentSummary},
     tools::{Tool, Tools},
@@ -199,15 +199,22 @@ impl Deployed {
     }
 
     /// That a tool can be called with these arguments.
-    pub(crate) fn check_call(&self, tool: &str, arguments: Option<&Value>) -> Result<(), RuntimeError> {
-        let none = Value::Object(Default::default());
-        let checked = self.callable(tool)?.check_arguments(arguments.unwrap_or(&none));
+    pub(crate) fn check_call(&self, tool: &str, arguments: Option<&Json>) -> Result<(), RuntimeError> {
+        let tool = self.callable(tool)?;
+        let bytes = arguments.map_or(0, |arguments| arguments.get().len());
+        if bytes > MAX_ARGUMENT_BYTES {
+            let message =
+                format!("the arguments have {bytes} bytes; those of a tool have at most {MAX_ARGUMENT_BYTES}");
+            return Err(RuntimeError::InvalidMessage { message });
+        }
+        let arguments = arguments.map_or_else(|| Value::Object(Default::default()), Json::value);
+        let checked = tool.check_arguments(&arguments);
         checked.map_err(|message| RuntimeError::InvalidMessage { message })
     }
 
     /// That what a tool gave back is what it said that it gives.
-    pub(crate) fn check_result(&self, tool: &str, result: Option<&Value>) -> Result<(), RuntimeError> {
-        let checked = self.tools.get(tool).map(|tool| tool.check_result(result.unwrap_or(&Value::Null)));
+    pub(crate) fn check_result(&self, tool: &str, result: Option<&Json>) -> Result<(), RuntimeError> {
+        let checked = self.tools.get(tool).map(|tool| tool.check_reply(result));
         checked.unwrap_or(Ok(())).map_err(|message| RuntimeError::AgentFailed { message })
     }
 

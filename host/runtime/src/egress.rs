@@ -2,9 +2,12 @@
 
 use crate::{
     Manifest, RuntimeError, RuntimeOptions, SecretGrant,
+    tenancy::{Tenancy, TenantPlace, TenantPlaces},
     vault::{OpenSecret, Vault},
 };
-use skep_outbound::{Client, Origins, Policy, Secret, Secrets};
+use skep_outbound::{
+    Bounds, Client, Origins, OutboundError, Policy, Request, Response, Secret, Secrets,
+};
 use skep_store::Store;
 use std::sync::Arc;
 
@@ -14,15 +17,36 @@ const OPERATOR: &str = "hosts under [grants] in skep.toml";
 /// What all agents of a host share to make requests.
 pub(crate) struct Egress {
     pub(crate) client: Client,
+    /// For requests of turns. The client has a few more for webhooks.
+    places: TenantPlaces,
     pub(crate) vault: Vault,
     granted: Arc<Origins>,
 }
 
 impl Egress {
-    pub(crate) fn new(store: Store, options: &RuntimeOptions) -> Self {
+    pub(crate) fn new(store: Store, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
         let (client, granted) =
             (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
-        Egress { client, granted, vault: Vault::new(store, options.key_file.clone()) }
+        let places = TenantPlaces::new(options.outbound.max_running, tenancy);
+        Egress { client, places, granted, vault: Vault::new(store, options.key_file.clone()) }
+    }
+
+    /// Waits for one of the places of requests that run at once.
+    pub(crate) async fn place(&self, tenant: &str) -> TenantPlace {
+        self.places.take(tenant).await
+    }
+
+    /// Sends a request of a tenant's turn, when it has a place among those that run at once.
+    pub(crate) async fn send(
+        &self,
+        tenant: &str,
+        request: Request,
+        policy: &Policy,
+        bounds: &Bounds,
+    ) -> Result<Response, OutboundError> {
+        let place = tokio::time::timeout_at(bounds.deadline.into(), self.place(tenant)).await;
+        let _place = place.map_err(|_elapsed| OutboundError::DeadlineExceeded)?;
+        self.client.send(request, policy, bounds).await
     }
 
     /// Whether developer and operator both name any place at all.

@@ -72,11 +72,13 @@ pub enum RuntimeError {
     ModelGone { agent: String, model: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
     MailboxFull { message: String, retry_after_ms: u32 },
+    #[error("{message}; try again in {retry_after_ms} ms")]
+    IntakeFull { message: String, retry_after_ms: u32 },
     #[error(
-        "{limit} turns of agent {agent:?} run or wait already; try again in {retry_after_ms} ms, or allow more with \
+        "{limit} turns of agent {agent:?}{whose} run or wait already; try again in {retry_after_ms} ms, or allow more with \
          `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
     )]
-    TooManyTurns { agent: String, limit: u32, retry_after_ms: u32 },
+    TooManyTurns { agent: String, whose: &'static str, limit: u32, retry_after_ms: u32 },
     #[error(transparent)]
     TokensUsedUp(#[from] TokensUsedUp),
     #[error(transparent)]
@@ -109,10 +111,10 @@ pub enum RuntimeError {
     )]
     ScheduleNotFound { agent: String, id: String },
     #[error(
-        "{limit} deliveries of events wait already; look at `skep webhook dead-letters` and at the agents that take them, \
+        "{limit} deliveries of events{whose} wait already; look at `skep webhook dead-letters` and at the agents that take them, \
          and try again in {retry_after_ms} ms"
     )]
-    OutboxFull { limit: usize, retry_after_ms: u32 },
+    OutboxFull { whose: &'static str, limit: usize, retry_after_ms: u32 },
     #[error("{message}")]
     InvalidWebhook { message: String },
     #[error("there is no webhook {id:?}; list them with `skep webhook list`")]
@@ -173,6 +175,7 @@ impl RuntimeError {
             Self::ModelUnknown { .. } => "model_unknown",
             Self::ModelGone { .. } => "model_gone",
             Self::MailboxFull { .. } => "mailbox_full",
+            Self::IntakeFull { .. } => "intake_full",
             Self::TooManyTurns { .. } => "too_many_turns",
             Self::TokensUsedUp(_) => "tokens_used_up",
             Self::Engine(error) => error.code(),
@@ -216,6 +219,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "deadline_exceeded",
         "divergence",
         "engine_failed",
+        "intake_full",
         "internal",
         "invalid_message",
         "invalid_name",

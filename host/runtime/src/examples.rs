@@ -4,7 +4,10 @@
 //! a tool, and in the schema of an output. Invariant: an example that a model sees validates against that schema, and has
 //! the spelling that real calls, results and answers have.
 
-use crate::tools::{Tool, validator};
+use crate::{
+    Json,
+    tools::{Tool, validator},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, ser::Formatter};
 use skep_engine::chat::{ChatMessage, ToolCall};
@@ -52,7 +55,7 @@ pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, Strin
         match (call, result) {
             (Some(call), Some(result)) => {
                 tool.check_arguments(&call).map_err(|why| wrong(&why))?;
-                tool.check_result(&result).map_err(|why| wrong(&why))?;
+                tool.check_result(&Json::from(&result)).map_err(|why| wrong(&why))?;
                 let arguments = spelled(&in_order(&call, &tool.definition.input_schema));
                 let result = match &tool.definition.output_schema {
                     Some(schema) => in_order(&result, schema),

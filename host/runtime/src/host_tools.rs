@@ -18,7 +18,7 @@ pub(crate) use catalog::Offered;
 pub(crate) use tool_name::ToolName;
 
 use crate::{
-    Origin, RuntimeOptions,
+    Json, Origin, RuntimeOptions,
     agent_host::Services,
     approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
@@ -30,7 +30,6 @@ use crate::{
     tools::Tool,
 };
 use catalog::Catalog;
-use serde_json::Value;
 use skep_outbound::{ToolServer, ToolServerError};
 use std::{
     collections::BTreeMap,
@@ -44,7 +43,8 @@ use tracing::Instrument;
 const MAX_AT_ONCE: usize = 16;
 /// Of a result. In the journal it is written as a string, which takes up to twice as much.
 const MAX_RESULT_BYTES: usize = 768 << 10;
-const MAX_ARGUMENT_BYTES: usize = 1 << 20;
+/// Of the arguments of a call, whoever makes it: they are read as values to be checked.
+pub(crate) const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
 /// What the host has to call, for all turns.
 pub(crate) struct HostTools {
@@ -176,7 +176,7 @@ async fn make(
     };
     let tool = target.tool().clone();
     if needs_approval(turn, &name, &target)
-        && let Err(why) = approvals::ask(turn, call, &name.to_string(), &arguments.to_string()).await?
+        && let Err(why) = approvals::ask(turn, call, &name.to_string(), arguments.get()).await?
     {
         return Ok(Err(ToolError::Refused(why)));
     }
@@ -224,16 +224,19 @@ async fn attempt_once(
     call: &Call,
     attempt: u32,
     target: &Target,
-    arguments: Value,
+    arguments: Json,
     timeout: Option<Duration>,
-) -> Result<Result<Value, ToolError>, Stopped> {
+) -> Result<Result<Json, ToolError>, Stopped> {
     match target {
         Target::Agent { agent, tool } => {
             agents::call(turn, call, attempt, agent, tool, arguments, timeout).await
         }
         Target::Server { server, tool } => {
-            let called = server.call(&tool.definition.name, arguments);
-            let called = async { called.await.map_err(|error| server_error(error, tool)) };
+            let called = server.call(&tool.definition.name, arguments.value());
+            let called = async {
+                let _place = turn.egress.place(&turn.affinity.tenant).await;
+                called.await.map(Json::from).map_err(|error| server_error(error, tool))
+            };
             Ok(match timeout {
                 None => called.await,
                 Some(timeout) => {
@@ -241,7 +244,7 @@ async fn attempt_once(
                 }
             })
         }
-        Target::Fetch { .. } => fetch::call(turn, call, arguments, timeout).await,
+        Target::Fetch { .. } => fetch::call(turn, call, arguments.value(), timeout).await.map(|called| called.map(Json::from)),
     }
 }
 
@@ -254,7 +257,7 @@ async fn prepare(
     turn: &Arc<Turn>,
     name: &str,
     arguments: &str,
-) -> Result<(ToolName, Target, Value), ToolError> {
+) -> Result<(ToolName, Target, Json), ToolError> {
     let name = resolve(turn, name).map_err(ToolError::Unknown)?;
     let tools = &turn.tools.services.host_tools;
     grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
@@ -320,14 +323,14 @@ fn server_error(error: ToolServerError, tool: &Tool) -> ToolError {
     }
 }
 
-fn checked_result(tool: &Tool, value: &Value) -> Result<String, ToolError> {
-    let text = value.to_string();
+fn checked_result(tool: &Tool, result: &Json) -> Result<String, ToolError> {
+    let text = result.get();
     if text.len() > MAX_RESULT_BYTES {
         let message = format!("the result has {} bytes; at most {MAX_RESULT_BYTES} are allowed", text.len());
         return Err(ToolError::Failed(message));
     }
-    tool.result(&text).map_err(ToolError::Failed)?;
-    Ok(text)
+    tool.check_result(result).map_err(ToolError::Failed)?;
+    Ok(text.to_owned())
 }
 
 /// Twice as long after each failure, and for each call a little different, so that calls that failed together do not come

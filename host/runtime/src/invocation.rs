@@ -1,7 +1,7 @@
 //! What goes into a turn and what comes out of it.
 
+use crate::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use skep_engine::{Priority, Timing, Usage};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ pub struct Invocation {
     /// The host's id of the session, which must be one of this tenant's; see [`crate::Tenant::session`].
     pub session: String,
     pub text: String,
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub origin: Origin,
     /// Of its generations.
     pub priority: Priority,
@@ -106,18 +106,18 @@ pub enum RunEvent {
     ToolCall {
         id: String,
         name: String,
-        arguments: Value,
+        arguments: Json,
     },
     ToolResult {
         id: String,
         name: String,
-        outcome: Result<Value, String>,
+        outcome: Result<Json, String>,
     },
     /// A call waits for a person's word; see [`crate::AgentHost::decide`].
     ApprovalRequired {
         id: String,
         tool: String,
-        arguments: Value,
+        arguments: Json,
         expires_at_ms: u64,
     },
     ApprovalDecided {
@@ -147,7 +147,7 @@ pub enum RunEvent {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub text: String,
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     /// 1 for the session's first.
     pub turn: u64,
     /// Sum of the turn's generations.
@@ -196,7 +196,7 @@ mod tests {
             ..Usage::default()
         };
         let outcome =
-            Outcome { text: "hi".into(), data: Some(Value::from(7)), turn: 9, usage, elapsed_us: 5 };
+            Outcome { text: "hi".into(), data: Some(Json::from(serde_json::Value::from(7))), turn: 9, usage, elapsed_us: 5 };
         let written = serde_json::to_string(&outcome).expect("it is JSON");
         assert_eq!(serde_json::from_str::<Outcome>(&written).expect("its own text"), outcome);
         let earlier = r#"{"text":"hi","data":7,"turn":9,"prompt_tokens":1,"cached_tokens":2,"completion_tokens":3,

@@ -18,6 +18,7 @@ mod bindings;
 mod capability;
 mod clock;
 mod component;
+mod compute;
 mod courier;
 mod egress;
 mod engine;
@@ -28,7 +29,9 @@ mod exports;
 mod feed;
 mod host_tools;
 mod instance;
+mod intake;
 mod invocation;
+mod json;
 mod journal;
 mod limits;
 mod log_follower;
@@ -46,6 +49,7 @@ mod session;
 mod session_policy;
 mod store_retry;
 mod summary;
+mod tenancy;
 mod tenant_tokens;
 mod terminal_text;
 #[cfg(test)]
@@ -63,6 +67,7 @@ pub use batch::{
     BatchResults, BatchStatus, ItemCounts, NewBatch,
 };
 pub use clock::Clock;
+pub use compute::{Compute, QUICK_BYTES};
 pub use error::RuntimeError;
 pub use event::{
     DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
@@ -73,6 +78,8 @@ pub use host_tools::ToolGrant;
 pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
+pub use intake::WaitingBytes;
+pub use json::Json;
 pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
@@ -93,6 +100,7 @@ pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage, SessionDetail,
     SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
+pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use terminal_text::for_terminal;
 pub use token_budget::TokensUsedUp;

@@ -4,6 +4,7 @@
 
 use crate::{
     AgentHost, RuntimeError,
+    agent_host::OPERATOR,
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
@@ -26,7 +27,7 @@ impl AgentHost {
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
         let services = self.services();
         let agent = services.agent(agent)?;
-        let place = services.instance(0).await;
+        let place = services.instance(0, OPERATOR).await;
         let store = instance::instantiate(services.wasm(), &agent, empty_context(&agent)).await?;
         Ok(HeldInstance { _store: store, _place: place })
     }
@@ -35,7 +36,7 @@ impl AgentHost {
     pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
         let services = self.services();
         let agent = services.agent(agent)?;
-        let _place = services.instance(0).await;
+        let _place = services.instance(0, OPERATOR).await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
         let message = Entry::Message(handler::Message {
             text: text.to_owned(),

@@ -19,6 +19,7 @@ pub(crate) const DELIVERIES: &str = "skep_deliveries_total";
 pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
 pub(crate) const COMMIT_TIME: &str = skep_store::COMMIT_TIME;
 pub(crate) const EVENTS: &str = "skep_events_total";
+pub(crate) const WAITING_BYTES: &str = "skep_waiting_message_bytes";
 
 /// From an idle host to a queue of a day.
 const BATCH_SECONDS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0, 86_400.0];
@@ -53,6 +54,12 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
         help: "From a call of a tool of others to its result, by source",
+    },
+    MetricSpec {
+        name: WAITING_BYTES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Bytes,
+        help: "Bytes of messages that wait or whose turns run",
     },
     MetricSpec { name: INSTANCES, kind: MetricKind::Gauge, unit: Unit::Count, help: "Guests that run" },
     MetricSpec {

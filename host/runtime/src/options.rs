@@ -1,6 +1,6 @@
 //! What the operator decides about the runtime.
 
-use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
+use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant, WaitingBytes};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,8 +15,12 @@ pub struct RuntimeOptions {
     pub session_idle: Duration,
     /// How long a session is kept after its last turn; an agent may ask for less. `None`: for as long as the agent does.
     pub session_ttl: Option<Duration>,
+    /// How long the answer to an idempotency key is kept, as long as its session is.
+    pub outcome_retention: Duration,
     /// Messages that wait in one session while a turn runs.
     pub mailbox: usize,
+    /// Bytes of messages that wait or whose turns run.
+    pub waiting_bytes: WaitingBytes,
     /// Limits in force are the smaller of these and those of `agent.toml`.
     pub ceilings: Limits,
     /// Of a component, and of the code that it may compile to.
@@ -62,7 +66,9 @@ impl Default for RuntimeOptions {
             max_session_bytes: 256 << 20,
             session_idle: Duration::from_secs(600),
             session_ttl: None,
+            outcome_retention: Duration::from_secs(30 * 24 * 3600),
             mailbox: 64,
+            waiting_bytes: WaitingBytes::default(),
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,
             // A component of 20 MB with an interpreter in it takes half a minute of two processors.

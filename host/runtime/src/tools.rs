@@ -4,7 +4,7 @@
 //! that is described to a model goes unchecked.
 
 use crate::{
-    ToolDefinition,
+    Json, ToolDefinition,
     bindings::types,
     examples::{self, Example},
 };
@@ -80,10 +80,10 @@ impl Tool {
         }
     }
 
-    /// The arguments as JSON, if they are what the tool takes.
-    pub(crate) fn arguments(&self, text: &str) -> Result<Value, String> {
+    /// The arguments as JSON without blanks, if they are what the tool takes.
+    pub(crate) fn arguments(&self, text: &str) -> Result<Json, String> {
         let value = json(text).map_err(|why| self.bad_arguments(&why))?;
-        self.check_arguments(&value).map(|()| value)
+        self.check_arguments(&value).map(|()| Json::from(value))
     }
 
     pub(crate) fn check_arguments(&self, arguments: &Value) -> Result<(), String> {
@@ -91,13 +91,23 @@ impl Tool {
     }
 
     /// The result as JSON, if it is what the tool gives.
-    pub(crate) fn result(&self, text: &str) -> Result<Value, String> {
-        let value = json(text).map_err(|why| self.bad_result(&why))?;
-        self.check_result(&value).map(|()| value)
+    pub(crate) fn result(&self, text: &str) -> Result<Json, String> {
+        let result =
+            Json::from_text(text.to_owned()).map_err(|error| self.bad_result(&format!("not JSON: {error}")))?;
+        self.check_result(&result).map(|()| result)
     }
 
-    pub(crate) fn check_result(&self, result: &Value) -> Result<(), String> {
-        check(result, self.output.as_ref()).map_err(|why| self.bad_result(&why))
+    pub(crate) fn check_result(&self, result: &Json) -> Result<(), String> {
+        let Some(validator) = &self.output else { return Ok(()) };
+        check(&result.value(), Some(validator)).map_err(|why| self.bad_result(&why))
+    }
+
+    /// The same of a turn's outcome, in which no data is `null`.
+    pub(crate) fn check_reply(&self, data: Option<&Json>) -> Result<(), String> {
+        match data {
+            Some(data) => self.check_result(data),
+            None => check(&Value::Null, self.output.as_ref()).map_err(|why| self.bad_result(&why)),
+        }
     }
 
     fn bad_arguments(&self, why: &str) -> String {

@@ -30,6 +30,15 @@ pub struct TakenItem {
     pub queued_at_ms: u64,
 }
 
+/// A tenant with items that run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BusyTenant {
+    pub principal: String,
+    pub running: usize,
+    /// It takes no more now.
+    pub has_its_share: bool,
+}
+
 /// What there is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Take {
@@ -66,11 +75,17 @@ pub enum ItemEnded {
 }
 
 impl Store {
-    /// Takes the next item for one of these models: of the batch that has the fewest under way, so that a large batch
-    /// does not hold up a small one; of several, the oldest.
-    pub async fn take_item(&self, models: &[String], now_ms: u64) -> Result<Take, StoreError> {
-        self.write((models.to_vec(), now_ms), |connection, (models, now_ms)| {
-            Box::pin(take(connection, models, *now_ms))
+    /// Takes the next item for one of these models: of the tenant, and then of the batch, that has the fewest under way, so
+    /// that a large batch does not hold up a small one; of several, the oldest. What tenants have under way is in `tenants`.
+    pub async fn take_item(
+        &self,
+        models: &[String],
+        tenants: &[BusyTenant],
+        now_ms: u64,
+    ) -> Result<Take, StoreError> {
+        let data = (models.to_vec(), tenants.to_vec(), now_ms);
+        self.write(data, |connection, (models, tenants, now_ms)| {
+            Box::pin(take(connection, models, tenants, *now_ms))
         })
         .await
     }
@@ -103,7 +118,12 @@ impl Store {
     }
 }
 
-async fn take(connection: &mut SqliteConnection, models: &[String], now_ms: u64) -> Result<Take, StoreError> {
+async fn take(
+    connection: &mut SqliteConnection,
+    models: &[String],
+    tenants: &[BusyTenant],
+    now_ms: u64,
+) -> Result<Take, StoreError> {
     let failed = || StoreError::while_it("took an item of a batch");
     if models.is_empty() {
         return Ok(Take::Nothing);
@@ -112,20 +132,24 @@ async fn take(connection: &mut SqliteConnection, models: &[String], now_ms: u64)
         let mut query = QueryBuilder::<Sqlite>::new(sql);
         let mut list = query.separated(", ");
         models.iter().for_each(|model| _ = list.push_bind(model.clone()));
+        query.push(") AND principal NOT IN (");
+        let mut list = query.separated(", ");
+        let full = tenants.iter().filter(|tenant| tenant.has_its_share);
+        full.for_each(|tenant| _ = list.push_bind(tenant.principal.clone()));
         query.push(rest);
         query
     };
-    let next = among(
+    let mut next = among(
         "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
              AND NOT cancelled AND model IN (",
         ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
-    )
-    .push_bind(now_ms as i64)
-    .push(") ORDER BY running, key LIMIT 1")
-    .build()
-    .fetch_optional(&mut *connection)
-    .await
-    .map_err(failed())?;
+    );
+    next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
+    for tenant in tenants {
+        next.push(" WHEN ").push_bind(tenant.principal.clone()).push(" THEN ").push_bind(tenant.running as i64);
+    }
+    next.push(" ELSE 0 END, running, key LIMIT 1");
+    let next = next.build().fetch_optional(&mut *connection).await.map_err(failed())?;
     let Some(batch) = next else {
         let wake: Option<i64> = among(
             "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete

@@ -188,13 +188,24 @@ async fn reserve(
     room: BatchRoom,
 ) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("stored a batch");
-    let (batches, stored_bytes): (i64, i64) =
-        query_as("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM batches")
-            .fetch_one(&mut *connection)
-            .await
-            .map_err(failed())?;
-    if batches as u64 >= room.batches || stored_bytes as u64 + bytes > room.bytes {
+    let stored: (i64, i64, i64, i64) = query_as(
+        "SELECT COUNT(*), COALESCE(SUM(bytes), 0), COALESCE(SUM(principal = ?1), 0),
+             COALESCE(SUM(CASE WHEN principal = ?1 THEN bytes END), 0) FROM batches",
+    )
+    .bind(&head.principal)
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let (batches, stored_bytes) = (stored.0 as u64, stored.1 as u64);
+    let (own_batches, own_bytes) = (stored.2 as u64, stored.3 as u64);
+    if batches >= room.batches || stored_bytes + bytes > room.bytes {
         return Ok(None);
+    }
+    if let Some(share) = room.share {
+        let free_bytes = room.bytes - stored_bytes - bytes;
+        if own_batches >= share * (room.batches - batches) || own_bytes + bytes > share.saturating_mul(free_bytes) {
+            return Ok(None);
+        }
     }
     let key = query_scalar(
         "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete)

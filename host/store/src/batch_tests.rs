@@ -2,7 +2,7 @@
 
 use crate::*;
 
-const ROOM: BatchRoom = BatchRoom { bytes: 10_000, batches: 10 };
+const ROOM: BatchRoom = BatchRoom { bytes: 10_000, batches: 10, share: None };
 
 async fn store() -> Store {
     Store::in_memory().await.unwrap()
@@ -29,7 +29,7 @@ async fn with_batches(batches: &[(&str, usize)]) -> Store {
 }
 
 async fn take(store: &Store, now_ms: u64) -> Option<TakenItem> {
-    match store.take_item(&["other".into(), "m".into()], now_ms).await.unwrap() {
+    match store.take_item(&["other".into(), "m".into()], &[], now_ms).await.unwrap() {
         Take::Item(item) => Some(*item),
         Take::Later(_) | Take::Nothing => None,
     }
@@ -63,8 +63,8 @@ async fn items_are_taken_in_order_from_the_batch_with_the_fewest_under_way() {
 #[tokio::test]
 async fn only_items_of_the_models_that_have_room_are_taken() {
     let store = with_batches(&[("b", 1)]).await;
-    assert_eq!(store.take_item(&["other".into()], 200).await.unwrap(), Take::Nothing);
-    assert_eq!(store.take_item(&[], 200).await.unwrap(), Take::Nothing);
+    assert_eq!(store.take_item(&["other".into()], &[], 200).await.unwrap(), Take::Nothing);
+    assert_eq!(store.take_item(&[], &[], 200).await.unwrap(), Take::Nothing);
     assert!(take(&store, 200).await.is_some());
 }
 
@@ -92,7 +92,7 @@ async fn what_is_to_be_tried_again_waits_for_its_time() {
     let store = with_batches(&[("b", 1)]).await;
     let item = take(&store, 200).await.unwrap();
     store.end_item(item.key, &ItemEnd::Again { wake_ms: 500 }).await.unwrap();
-    assert_eq!(store.take_item(&["m".into()], 499).await.unwrap(), Take::Later(500));
+    assert_eq!(store.take_item(&["m".into()], &[], 499).await.unwrap(), Take::Later(500));
     let item = take(&store, 500).await.unwrap();
     assert_eq!(item.failures, 1);
     store.end_item(item.key, &ItemEnd::GivenBack { wake_ms: 0 }).await.unwrap();
@@ -155,7 +155,7 @@ async fn a_batch_ends_once_and_is_forgotten_later() {
 #[tokio::test]
 async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
     let store = store().await;
-    let room = BatchRoom { bytes: 50, batches: 2 };
+    let room = BatchRoom { bytes: 50, batches: 2, share: None };
     // Nine bytes of request and two of reference.
     assert_eq!(store.queue_batch(batch("large", 5), room, None).await.unwrap(), Queued::Full);
     assert_eq!(store.queue_batch(batch("a", 4), room, None).await.unwrap(), Queued::New);
@@ -172,6 +172,37 @@ async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
     );
     let more = BatchRoom { bytes: 1000, ..room };
     assert_eq!(store.queue_batch(batch("c", 1), more, None).await.unwrap(), Queued::Full, "two are enough");
+}
+
+#[tokio::test]
+async fn a_tenant_leaves_room_for_the_batches_of_others() {
+    let store = store().await;
+    let room = BatchRoom { bytes: 100, batches: 100, share: Some(3) };
+    let of = |principal: &str, id: &str, items| NewBatch { principal: principal.into(), ..batch(id, items) };
+    // An item has eleven bytes: six leave 34, of which three times as many are more than 66.
+    assert_eq!(store.queue_batch(of("greedy", "a", 6), room, None).await.unwrap(), Queued::New);
+    assert_eq!(store.queue_batch(of("greedy", "b", 1), room, None).await.unwrap(), Queued::Full);
+    assert_eq!(store.queue_batch(of("small", "c", 2), room, None).await.unwrap(), Queued::New);
+    assert_eq!(store.queue_batch(of("greedy", "b", 1), BatchRoom { share: None, ..room }, None).await.unwrap(), Queued::New);
+}
+
+#[tokio::test]
+async fn the_tenant_with_the_fewest_items_under_way_comes_first() {
+    let store = store().await;
+    for (principal, id) in [("greedy", "a"), ("greedy", "b"), ("small", "c")] {
+        let batch = NewBatch { principal: principal.into(), ..batch(id, 2) };
+        store.queue_batch(batch, ROOM, None).await.unwrap();
+    }
+    let take = async |tenants: &[BusyTenant]| match store.take_item(&["m".into()], tenants, 200).await.unwrap() {
+        Take::Item(item) => item.batch,
+        other => format!("{other:?}"),
+    };
+    let greedy = |running, has_its_share| BusyTenant { principal: "greedy".into(), running, has_its_share };
+    assert_eq!(take(&[]).await, "a");
+    assert_eq!(take(&[greedy(1, false)]).await, "c");
+    assert_eq!(take(&[greedy(1, true)]).await, "c");
+    assert_eq!(take(&[greedy(1, true)]).await, "Nothing", "what is left is another's");
+    assert_eq!(take(&[greedy(1, false)]).await, "b");
 }
 
 #[tokio::test]
@@ -199,7 +230,7 @@ async fn the_events_of_a_batch_are_written_with_what_they_tell_of_and_not_withou
     let ids = async || -> Vec<String> {
         store.events(None, 10).await.unwrap().into_iter().map(|row| row.id).collect()
     };
-    let full = BatchRoom { bytes: 0, batches: 0 };
+    let full = BatchRoom { bytes: 0, batches: 0, share: None };
     assert_eq!(store.queue_batch(batch("b", 1), full, Some(event("refused"))).await.unwrap(), Queued::Full);
     store.queue_batch(batch("b", 1), ROOM, Some(event("queued"))).await.unwrap();
     assert!(store.end_batch("b", 300, Some(&event("ended"))).await.unwrap());

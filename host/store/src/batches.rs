@@ -13,6 +13,8 @@ pub struct BatchRoom {
     pub bytes: u64,
     /// Batches, ended ones included.
     pub batches: u64,
+    /// One tenant has no more than so many times what is free; `None` where there is only one.
+    pub share: Option<u64>,
 }
 
 /// A batch to be stored.

@@ -109,13 +109,16 @@ impl Store {
         self.deliveries_in(DEAD, before, limit).await
     }
 
-    /// Those that are waiting or begun, as far as `limit`.
-    pub async fn count_deliveries(&self, limit: u32) -> Result<u32, StoreError> {
-        query_scalar("SELECT COUNT(*) FROM (SELECT 1 FROM deliveries WHERE state IN (0, 1) LIMIT ?)")
-            .bind(limit)
-            .fetch_one(&self.readers)
-            .await
-            .map_err(StoreError::while_it("counted deliveries"))
+    /// Those that are waiting or begun, by the tenant of their event.
+    pub async fn count_deliveries(&self) -> Result<Vec<(String, usize)>, StoreError> {
+        let rows = query(
+            "SELECT principal, COUNT(*) FROM deliveries JOIN events ON events.key = event
+             WHERE deliveries.state IN (0, 1) GROUP BY principal",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("counted deliveries"))?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<i64, _>(1).max(0) as usize)).collect())
     }
 
     /// Begins a try. Whether the delivery still waited.

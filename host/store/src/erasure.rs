@@ -143,14 +143,19 @@ impl Store {
         &self,
         agent: &str,
         before_ms: u64,
+        pattern: Option<&str>,
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<String>, StoreError> {
-        let rows = query(AssertSqlSafe(format!("{EXPIRED} AND session > ?3 ORDER BY session LIMIT ?4")))
+        let rows = query(AssertSqlSafe(format!(
+            "{EXPIRED} AND session > ?3 AND (?5 IS NULL OR substr(session, instr(session, '/') + 1) GLOB ?5)
+             ORDER BY session LIMIT ?4"
+        )))
             .bind(agent)
             .bind(before_ms as i64)
             .bind(after.unwrap_or(""))
             .bind(limit)
+            .bind(pattern)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for expired sessions"))?;
@@ -369,7 +374,7 @@ mod tests {
             number: None,
         };
         store.accept_turn(waits).await.unwrap();
-        let expired = async |after, limit| store.expired_sessions("a", 30, after, limit).await.unwrap();
+        let expired = async |after, limit| store.expired_sessions("a", 30, None, after, limit).await.unwrap();
         assert_eq!(expired(None, 10).await, ["s1", "s2"]);
         assert_eq!(expired(None, 1).await, ["s1"]);
         assert_eq!(expired(Some("s1"), 10).await, ["s2"]);
@@ -400,7 +405,7 @@ mod tests {
         store.publish(&event("dead", Some("nobody takes it")), 1).await.unwrap();
         store.publish(&event("pending", None), 1).await.unwrap();
         let expires = async || {
-            let listed = !store.expired_sessions("a", 30, None, 10).await.unwrap().is_empty();
+            let listed = !store.expired_sessions("a", 30, None, None, 10).await.unwrap().is_empty();
             (listed, store.expire_session("a", "s", 30).await.unwrap())
         };
         assert_eq!(expires().await, (false, false), "it waits");

@@ -50,6 +50,10 @@ fn event(id: &str, deliveries: Vec<NewDelivery>) -> NewEvent {
     }
 }
 
+async fn deliveries(store: &Store) -> usize {
+    store.count_deliveries().await.unwrap().into_iter().map(|(_, count)| count).sum()
+}
+
 async fn due(store: &Store, now_ms: u64) -> Vec<Delivery> {
     store.due_deliveries(now_ms, 10).await.unwrap()
 }
@@ -98,7 +102,7 @@ async fn a_target_gets_one_event_at_a_time_and_they_come_in_order() {
     let next: Vec<_> = due(&store, 10).await.into_iter().map(|delivery| delivery.event_id).collect();
     assert_eq!(next.iter().filter(|id| *id == "2").count(), 1, "others do not wait for one that failed");
     assert_eq!(store.next_delivery_ms(10).await.unwrap(), Some(50));
-    assert_eq!(store.count_deliveries(4).await.unwrap(), 4);
+    assert_eq!(deliveries(&store).await, 6);
 }
 
 #[tokio::test]
@@ -143,13 +147,13 @@ async fn deliveries_go_with_their_session_their_agent_and_their_webhook() {
     let store = with_agent().await;
     store.publish(&event("1", vec![to("s"), to("t"), webhook()]), 10).await.unwrap();
     store.delete_session("a", "s").await.unwrap();
-    assert_eq!(store.count_deliveries(9).await.unwrap(), 2);
+    assert_eq!(deliveries(&store).await, 2);
     store.delete_agent("a").await.unwrap();
-    assert_eq!(store.count_deliveries(9).await.unwrap(), 1);
+    assert_eq!(deliveries(&store).await, 1);
     assert!(store.delete_webhook("w").await.unwrap());
-    assert_eq!(store.count_deliveries(9).await.unwrap(), 0);
+    assert_eq!(deliveries(&store).await, 0);
     store.publish(&event("2", vec![to("s"), webhook()]), 10).await.unwrap();
-    assert_eq!(store.count_deliveries(9).await.unwrap(), 0, "nobody is there any more");
+    assert_eq!(deliveries(&store).await, 0, "nobody is there any more");
 }
 
 #[tokio::test]

@@ -113,9 +113,10 @@ pub(crate) async fn insert(
     Ok(Published::New)
 }
 
-async fn prune(connection: &mut SqliteConnection, now_ms: u64) -> Result<(), StoreError> {
+/// How many it were.
+pub(crate) async fn prune(connection: &mut SqliteConnection, now_ms: u64) -> Result<u64, StoreError> {
     let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms) as i64;
-    query(
+    let gone = query(
         "DELETE FROM events WHERE key IN (SELECT key FROM events WHERE published_at_ms < ?1
              AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?2))
              ORDER BY published_at_ms LIMIT ?3)",
@@ -126,7 +127,7 @@ async fn prune(connection: &mut SqliteConnection, now_ms: u64) -> Result<(), Sto
     .execute(connection)
     .await
     .map_err(StoreError::while_it("removed old events"))?;
-    Ok(())
+    Ok(gone.rows_affected())
 }
 
 fn event_row(row: &SqliteRow) -> EventRow {

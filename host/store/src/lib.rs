@@ -16,6 +16,7 @@ mod batch_rows;
 #[cfg(test)]
 mod batch_tests;
 mod batches;
+mod clock;
 mod copies;
 mod deliveries;
 mod disk;
@@ -32,6 +33,7 @@ mod logs;
 mod pieces;
 #[cfg(test)]
 mod pieces_tests;
+mod retention;
 mod rows;
 #[cfg(test)]
 mod schedule_tests;
@@ -54,10 +56,11 @@ pub use agents::{AgentRow, VersionRow};
 pub use api_keys::ApiKeyRow;
 pub use approvals::{ApprovalRow, Decision, NewApproval, Verdict};
 pub use artifacts::ArtifactRow;
-pub use batch_items::{ItemEnd, ItemEnded, ItemKey, Take, TakenItem};
+pub use batch_items::{BusyTenant, ItemEnd, ItemEnded, ItemKey, Take, TakenItem};
 pub use batches::{
     BatchRoom, BatchRow, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
+pub use clock::ClockRow;
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;

@@ -1,9 +1,10 @@
-//! Lines that agents logged. Each agent keeps its newest ones, up to [`LINES_PER_AGENT`].
+//! Lines that agents logged. Each agent keeps up to [`LINES_PER_AGENT`]. When there are more, the oldest ones go of the
+//! tenant that has the most of them, so that a tenant whose turns log much pushes out nobody else's.
 
 use crate::{SessionFolder, Store, StoreError};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
 
-/// Lines kept for each agent; older ones go when newer ones come.
+/// Lines kept for each agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
 
 /// A line to be stored.
@@ -144,15 +145,40 @@ pub(crate) async fn insert(
         insert.build().execute(&mut *connection).await.map_err(StoreError::while_it("stored log lines"))?;
     }
     if !entries.is_empty() {
+        trim(connection, agent).await?;
+    }
+    Ok(())
+}
+
+async fn trim(connection: &mut SqliteConnection, agent: &str) -> Result<(), StoreError> {
+    let failed = || StoreError::while_it("trimmed log lines");
+    let rows = query(
+        "SELECT substr(session, 1, instr(session, '/')) AS folder, COUNT(*) FROM logs WHERE agent = ? GROUP BY folder",
+    )
+    .bind(agent)
+    .fetch_all(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let mut folders: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let mut surplus = folders.iter().map(|(_, lines)| lines).sum::<i64>() - LINES_PER_AGENT;
+    while surplus > 0 {
+        folders.sort_by_key(|(_, lines)| *lines);
+        let next = folders.iter().rev().nth(1).map_or(0, |(_, lines)| *lines);
+        let Some((folder, lines)) = folders.last_mut() else { break };
+        // As many as make it no longer the one with the most.
+        let gone = surplus.min((*lines - next).max(1));
         query(
-            "DELETE FROM logs WHERE agent = ?1 AND id <=
-             (SELECT id FROM logs WHERE agent = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+            "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1
+                 AND substr(session, 1, instr(session, '/')) = ?2 ORDER BY id LIMIT ?3)",
         )
         .bind(agent)
-        .bind(LINES_PER_AGENT)
-        .execute(connection)
+        .bind(&*folder)
+        .bind(gone)
+        .execute(&mut *connection)
         .await
-        .map_err(StoreError::while_it("trimmed log lines"))?;
+        .map_err(failed())?;
+        *lines -= gone;
+        surplus -= gone;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Invariant: the first piece, or the last one, is a small change that makes all of it visible or invisible. What a crash
 //! leaves of the others cannot be seen, and [`Store::tidy`] removes it.
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, writer::Work};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
 use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
@@ -127,6 +127,24 @@ impl Store {
                 .await?;
             if let Progress::Done { .. } = progress {
                 return Ok(());
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Makes a statement that changes a bounded number of rows until it changes none, with the writes of others between.
+    /// How many it changed.
+    pub(crate) async fn in_pieces<D>(&self, data: D, work: Work<D, u64>) -> Result<u64, StoreError>
+    where
+        D: Clone + Send + Sync + 'static,
+    {
+        let _permit = self.piecework().await?;
+        let mut changed = 0;
+        loop {
+            match self.write(data.clone(), work).await? {
+                0 => return Ok(changed),
+                rows => changed += rows,
             }
         }
     }

@@ -355,7 +355,7 @@ async fn an_agent_whose_deletion_a_crash_cut_off_is_gone_and_can_be_deployed_ane
 
 #[tokio::test]
 async fn a_batch_that_a_crash_cuts_off_is_not_there_and_takes_no_room() {
-    let room = BatchRoom { bytes: 1 << 20, batches: 1 };
+    let room = BatchRoom { bytes: 1 << 20, batches: 1, share: None };
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let store = open(folder.path()).await;
@@ -377,7 +377,7 @@ async fn a_batch_that_a_crash_cuts_off_is_not_there_and_takes_no_room() {
         let store = open(folder.path()).await;
         let is_there = store.batch("b").await.unwrap().is_some();
         assert_eq!(is_there, queued.is_ok(), "crash {crash_at}");
-        let taken = store.take_item(&["m".into()], 5).await.unwrap();
+        let taken = store.take_item(&["m".into()], &[], 5).await.unwrap();
         assert_eq!(matches!(taken, Take::Item(_)), is_there, "no item of a batch that is not complete");
         store.tidy().await.unwrap();
         if queued.is_ok() {

@@ -68,7 +68,7 @@ const SETTLED: i64 = 2;
 const FAILED: i64 = 3;
 /// The owner of a manifest's schedules: no session has an empty id.
 const MANIFEST: &str = "";
-const COLUMNS: &str = "id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms, missed, \
+pub(crate) const COLUMNS: &str = "id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms, missed, \
                        attempt, wake_ms, error";
 
 impl Store {
@@ -421,7 +421,7 @@ async fn remove(
     Ok(())
 }
 
-fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> {
+pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> {
     let owner: String = row.try_get(2)?;
     Ok(ScheduleRow {
         agent: row.try_get(1)?,

@@ -365,6 +365,18 @@ const STEPS: &[&str] = &[
     UPDATE conversations SET model = json_extract(CAST(body AS TEXT), '$.model') WHERE json_valid(CAST(body AS TEXT));
     CREATE INDEX conversations_by_model ON conversations (model, digest, session);
 ",
+    // When a host last looked at its clock, and times of day that did not happen because somebody set it forward.
+    "
+    CREATE TABLE clock (seen_ms INTEGER NOT NULL);
+    CREATE TABLE clock_skips (from_ms INTEGER PRIMARY KEY, to_ms INTEGER NOT NULL);
+",
+    // When an idempotency key was answered, so that it can be forgotten; and the log lines of each tenant's sessions.
+    "
+    ALTER TABLE outcomes ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;
+    UPDATE outcomes SET at_ms = unixepoch() * 1000;
+    CREATE INDEX outcomes_by_age ON outcomes (at_ms);
+    CREATE INDEX logs_by_folder ON logs (agent, substr(session, 1, instr(session, '/')), id);
+",
 ];
 
 /// Brings a database to the schema that this build knows.

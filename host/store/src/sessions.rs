@@ -357,11 +357,12 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
     put_conversations(connection, key, &commit.conversations).await?;
     let outcome = commit.outcome.as_ref();
     if let Some(Outcome { idempotency_key: Some(idempotency_key), body }) = outcome {
-        query("INSERT INTO outcomes (session, idempotency_key, turn, body) VALUES (?, ?, ?, ?)")
+        query("INSERT INTO outcomes (session, idempotency_key, turn, body, at_ms) VALUES (?, ?, ?, ?, ?)")
             .bind(key)
             .bind(idempotency_key)
             .bind(*turn as i64)
             .bind(body)
+            .bind(*at_ms as i64)
             .execute(&mut *connection)
             .await
             .map_err(failed())?;

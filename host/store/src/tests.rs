@@ -200,6 +200,46 @@ async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
 }
 
 #[tokio::test]
+async fn a_tenant_that_logs_much_pushes_out_no_line_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    let lines = |count: u64| -> Vec<LogEntry> {
+        (0..count).map(|n| LogEntry { at_ms: n, level: "info".into(), message: "line".into() }).collect()
+    };
+    let count = async |tenant: &str| {
+        let folder = SessionFolder::of((!tenant.is_empty()).then_some(tenant));
+        let filter = LogFilter { folder: Some(folder), ..LogFilter::of_agent(AGENT) };
+        store.logs(&filter, Some(0), 100_000).await.unwrap().len() as i64
+    };
+    store.append_logs(AGENT, "small/s", 1, &lines(5)).await.unwrap();
+    store.append_logs(AGENT, "s", 1, &lines(7)).await.unwrap();
+    for _ in 0..3 {
+        store.append_logs(AGENT, "greedy/s", 1, &lines(5_000)).await.unwrap();
+    }
+    assert_eq!((count("small").await, count("").await), (5, 7));
+    assert_eq!(count("greedy").await, logs::LINES_PER_AGENT - 12);
+    store.append_logs(AGENT, "small/s", 2, &lines(6_000)).await.unwrap();
+    let half = logs::LINES_PER_AGENT / 2;
+    assert!((half - 10..half).contains(&count("greedy").await), "{}", count("greedy").await);
+    assert_eq!(count("").await, 7);
+}
+
+#[tokio::test]
+async fn answers_to_idempotency_keys_are_forgotten_in_pieces_when_they_are_old() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = with_agent(&folder).await;
+    for number in 1..=500 {
+        let outcome = Outcome { idempotency_key: Some(format!("key {number}")), body: b"answer".to_vec() };
+        store.commit_turn(TurnCommit { outcome: Some(outcome), ..turn(number) }).await.unwrap();
+    }
+    // Turn n is committed at 100 + n.
+    assert_eq!(store.forget_outcomes(550).await.unwrap(), 449);
+    assert_eq!(store.outcome(AGENT, "s", "key 449").await.unwrap(), None);
+    assert!(store.outcome(AGENT, "s", "key 450").await.unwrap().is_some());
+    assert_eq!(store.forget_outcomes(550).await.unwrap(), 0);
+}
+
+#[tokio::test]
 async fn logs_are_read_by_session_level_and_time_and_over_all_agents() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;

@@ -85,6 +85,8 @@ pub struct OpenTurn {
     pub is_running: bool,
     /// How often the process died under it since it last got any further.
     pub losses: u32,
+    /// Of its message, as it is stored.
+    pub message_bytes: u64,
 }
 
 /// The end of a turn that changed nothing.
@@ -135,7 +137,7 @@ impl Store {
     /// All turns that wait or run, in the order in which they are to go on: those that run first.
     pub async fn open_turns(&self) -> Result<Vec<OpenTurn>, StoreError> {
         let rows = query(
-            "SELECT key, id, agent, session, state, losses FROM turns WHERE ended_at_ms IS NULL
+            "SELECT key, id, agent, session, state, losses, length(input) FROM turns WHERE ended_at_ms IS NULL
              ORDER BY state DESC, key",
         )
         .fetch_all(&self.readers)
@@ -419,5 +421,6 @@ fn open_turn(row: &SqliteRow) -> Result<OpenTurn, sqlx::Error> {
         session: row.try_get(3)?,
         is_running: row.try_get::<i64, _>(4)? == RUNNING,
         losses: row.try_get(5)?,
+        message_bytes: row.try_get::<i64, _>(6)? as u64,
     })
 }

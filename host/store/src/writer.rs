@@ -276,7 +276,7 @@ async fn fill(
             roll_back(connection).await;
             return Ended::Undone(error);
         }
-        if began.elapsed() >= HOLD {
+        if began.elapsed() >= HOLD || faults.are_writes_separate() {
             break;
         }
     }

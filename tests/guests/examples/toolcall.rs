@@ -1,6 +1,6 @@
 //! Tools, called for sure. The first word of the text says which: `good` adds numbers, `bad` gives a result that breaks its
-//! output schema, `refuse` an error for the model, `boom` panics, `pay` needs a person's word, `sneak` does not ask for it; `auto` leaves it to the model, `endless` never lets it
-//! answer.
+//! output schema, `refuse` an error for the model, `boom` panics, `pay` needs a person's word and sends a POST if an address
+//! is the next word, `sneak` does not ask for it; `auto` leaves it to the model, `endless` never lets it answer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,13 +58,20 @@ fn boom() {
 async fn pay(cx: &Context, #[schemars(range(min = 1, max = 99))] cents: u32) -> Result<u32, ToolError> {
     let paid: u32 = cx.state().get_or_default("paid")?;
     cx.state().set("paid", &(paid + 1))?;
+    if let Some(till) = cx.state().get::<String>("till")? {
+        cx.http().post(till).send().await?.error_for_status()?;
+    }
     Ok(cents)
 }
 
 /// Calls the tool that it is told to.
 #[agent(tools = [add, lie, refuse, boom, pay])]
 async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    let word = message.text.split(' ').next().unwrap_or_default().to_owned();
+    let mut words = message.text.split(' ');
+    let word = words.next().unwrap_or_default().to_owned();
+    if let Some(till) = words.next().filter(|next| next.starts_with("http://")) {
+        cx.state().set("till", &till)?;
+    }
     let conversation =
         cx.conversation().system("You call tools.").user(message.text).temperature(0.0).max_tokens(48);
     match word.as_str() {

@@ -14,10 +14,16 @@ pub struct SessionsConfig {
     /// Hours after a session's last turn after which it is deleted; an agent may ask for fewer.
     #[serde(deserialize_with = "number::<0, 876_000, _, _>")]
     pub ttl_h: Option<u32>,
+    /// Hours for which the answer to an idempotency key is kept.
+    #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
+    pub idempotency_h: Option<u32>,
 }
 
 impl SessionsConfig {
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
+        if let Some(hours) = self.idempotency_h {
+            options.runtime.outcome_retention = Duration::from_secs(u64::from(hours) * 3_600);
+        }
         match self.ttl_h {
             Some(0) => bail!("[sessions] ttl_h must be at least 1; leave it out to keep sessions for ever"),
             Some(hours) => {
@@ -43,6 +49,9 @@ mod tests {
         };
         assert_eq!(apply("").expect("no word"), None);
         assert_eq!(apply("[sessions]\nttl_h = 2\n").expect("in range"), Some(Duration::from_secs(7_200)));
+        let mut options = ServerOptions::default();
+        Config::parse("[sessions]\nidempotency_h = 3\n").expect("valid").apply(&mut options).expect("in range");
+        assert_eq!(options.runtime.outcome_retention, Duration::from_secs(10_800));
         let error = apply("[sessions]\nttl_h = 0\n").expect_err("no time at all").to_string();
         assert!(error.contains("leave it out"), "{error}");
     }

@@ -5,6 +5,8 @@
 //! `transcript` (what is remembered, token for token). Knows no HTTP, no agents, no tensors.
 
 mod free_text;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod json_scan;
 mod markup;
 mod message;
@@ -27,6 +29,6 @@ mod taken_back_tests;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::{ChatOptions, Opening};
-pub use prompt::encode_prompt;
+pub use prompt::{encode_prompt, refuse_hopeless};
 pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
 pub use transcript::Transcript;

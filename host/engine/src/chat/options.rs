@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
-use crate::{Affinity, Constraint, EngineError, Priority, TakenBack};
+use crate::{Affinity, Cancel, Constraint, EngineError, Priority, TakenBack};
 
 /// More than this many tools are refused: each is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
@@ -46,6 +46,9 @@ pub struct ChatOptions {
     pub priority: Priority,
     #[serde(skip)]
     pub deadline: Option<Instant>,
+    /// Whether somebody still waits for the generation to begin.
+    #[serde(skip)]
+    pub cancel: Cancel,
 }
 
 impl Default for ChatOptions {
@@ -68,6 +71,7 @@ impl Default for ChatOptions {
             affinity: Affinity::default(),
             priority: Priority::Interactive,
             deadline: None,
+            cancel: Cancel::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use skep_model::{SpecialTokens, Tokenizer};
 use super::message::ChatMessage;
 use super::options::Opening;
 use super::render::{self, Rendering};
-use crate::{Engine, EngineError};
+use crate::{Cancel, Engine, EngineError};
 
 /// A text with more bytes than this for each token of the context probably does not fit.
 const USUAL_TOKEN_BYTES: usize = 8;
@@ -26,20 +26,25 @@ pub(super) fn render_and_encode(
     engine: &Engine,
     messages: &[ChatMessage],
     opening: Opening<'_>,
+    cancel: &Cancel,
 ) -> Result<Prompt, EngineError> {
     let rendering = render::render(engine.template(), engine.tokenizer(), messages, opening)?;
-    let tokens = encode_whole(engine, &rendering)?;
+    let tokens = encode_whole(engine, &rendering, cancel)?;
     Ok(Prompt { text: rendering.text, tokens })
 }
 
 /// A plain text as a prompt, without a template: special tokens that it names are special tokens.
-pub fn encode_prompt(engine: &Engine, text: &str) -> Result<Vec<u32>, EngineError> {
-    refuse_hopeless(engine, text)?;
+pub fn encode_prompt(engine: &Engine, text: &str, cancel: &Cancel) -> Result<Vec<u32>, EngineError> {
+    refuse_hopeless(engine, text, cancel)?;
     Ok(with_bos(engine, engine.tokenizer().encode(text, SpecialTokens::Parse)?))
 }
 
-pub(super) fn encode_whole(engine: &Engine, rendering: &Rendering) -> Result<Vec<u32>, EngineError> {
-    refuse_hopeless(engine, &rendering.text)?;
+pub(super) fn encode_whole(
+    engine: &Engine,
+    rendering: &Rendering,
+    cancel: &Cancel,
+) -> Result<Vec<u32>, EngineError> {
+    refuse_hopeless(engine, &rendering.text, cancel)?;
     Ok(with_bos(engine, encode_from(engine.tokenizer(), rendering, 0)?))
 }
 
@@ -52,14 +57,16 @@ fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
 }
 
 /// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs seconds for
-/// a megabyte. Pieces of the text are counted until they are too many; a piece's count is off by a few tokens at most.
-pub(super) fn refuse_hopeless(engine: &Engine, text: &str) -> Result<(), EngineError> {
+/// a megabyte, and nobody may wait for it any more. Pieces of the text are counted until they are too many; a piece's count is off by a few tokens at most.
+pub fn refuse_hopeless(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(), EngineError> {
+    cancel.check()?;
     let limit = engine.info().context_length;
     if text.len() <= limit.saturating_mul(USUAL_TOKEN_BYTES) {
         return Ok(());
     }
     let (mut rest, mut counted, mut slack) = (text, 0usize, 0usize);
     while !rest.is_empty() && counted <= limit.saturating_add(slack) {
+        cancel.check()?;
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         counted += engine.tokenizer().encode(piece, SpecialTokens::Parse)?.len();
         slack += PIECE_SLACK_TOKENS;
@@ -104,13 +111,16 @@ mod tests {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
         for text in ["x".repeat(16 << 20), "the user said hello. ".repeat(1 << 20), "é王🐝".repeat(1 << 20)]
         {
-            let error = encode_prompt(&engine, &text).unwrap_err();
+            let error = encode_prompt(&engine, &text, &Cancel::default()).unwrap_err();
             let EngineError::ContextOverflow { limit: 4096, prompt, .. } = error else { panic!("{error}") };
             // Only the first pieces were looked at.
             assert!(prompt > 4096 && prompt < 40_000, "{prompt}");
         }
         // Eleven bytes a token: longer than usual, and counted, but no longer than the context.
         let fits = "<|im_start|>".repeat(4000);
-        assert_eq!(encode_prompt(&engine, &fits).unwrap().len(), 4000);
+        assert_eq!(encode_prompt(&engine, &fits, &Cancel::default()).unwrap().len(), 4000);
+        let given_up = Cancel::default();
+        given_up.cancel();
+        assert!(matches!(encode_prompt(&engine, &fits, &given_up), Err(EngineError::Cancelled)));
     }
 }

@@ -85,7 +85,7 @@ pub fn chat(
     options: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     options.validate()?;
-    let prompt = prompt::render_and_encode(engine, messages, options.opening())?;
+    let prompt = prompt::render_and_encode(engine, messages, options.opening(), &options.cancel)?;
     ChatStream::start(engine, prompt, options)
 }
 

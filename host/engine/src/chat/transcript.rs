@@ -14,7 +14,7 @@ use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
 use super::stream::{ChatOutcome, ChatStream};
-use crate::{Engine, EngineError, Usage};
+use crate::{Cancel, Engine, EngineError, Usage};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
@@ -105,8 +105,13 @@ impl Transcript {
     }
 
     /// Tokens of the prompt that the next answer would go on from.
-    pub fn prompt_tokens(&self, engine: &Engine, opening: Opening<'_>) -> Result<usize, EngineError> {
-        Ok(self.prompt(engine, opening)?.tokens.len())
+    pub fn prompt_tokens(
+        &self,
+        engine: &Engine,
+        opening: Opening<'_>,
+        cancel: &Cancel,
+    ) -> Result<usize, EngineError> {
+        Ok(self.prompt(engine, opening, cancel)?.tokens.len())
     }
 
     /// What the model saw and produced up to the last answer that was committed.
@@ -192,7 +197,7 @@ impl Transcript {
                 message: format!("no tool message answers the calls {}", unanswered.join(", ")),
             });
         }
-        let prompt = self.prompt(engine, options.opening())?;
+        let prompt = self.prompt(engine, options.opening(), &options.cancel)?;
         ChatStream::start(engine, prompt, options)
     }
 
@@ -231,18 +236,27 @@ impl Transcript {
     /// The messages; an answer of another model is what its text and its calls say, however that model spelt it.
     fn spelt_for_this_model(&self) -> Cow<'_, [ChatMessage]> {
         let mut messages = Cow::Borrowed(self.messages.as_slice());
-        if self.messages[..self.foreign].iter().any(|message| message.raw.is_some()) {
-            messages.to_mut()[..self.foreign].iter_mut().for_each(|message| message.raw = None);
+        // An import may say anything.
+        let foreign = self.foreign.min(messages.len());
+        if messages[..foreign].iter().any(|message| message.raw.is_some()) {
+            messages.to_mut()[..foreign].iter_mut().for_each(|message| message.raw = None);
         }
         messages
     }
 
-    fn prompt(&self, engine: &Engine, opening: Opening<'_>) -> Result<Prompt, EngineError> {
+    fn prompt(
+        &self,
+        engine: &Engine,
+        opening: Opening<'_>,
+        cancel: &Cancel,
+    ) -> Result<Prompt, EngineError> {
+        cancel.check()?;
         let messages = self.spelt_for_this_model();
         let rendering = render::render(engine.template(), engine.tokenizer(), &messages, opening)?;
+        cancel.check()?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
-            prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..])?;
+            prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..], cancel)?;
             let mut tokens = self.tokens.clone();
             tokens.extend(prompt::encode_from(engine.tokenizer(), &rendering, self.rendered.len())?);
             tokens
@@ -256,7 +270,7 @@ impl Transcript {
                     "history changed; encoding it anew"
                 );
             }
-            prompt::encode_whole(engine, &rendering)?
+            prompt::encode_whole(engine, &rendering, cancel)?
         };
         Ok(Prompt { text: rendering.text, tokens })
     }

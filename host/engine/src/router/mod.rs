@@ -114,7 +114,7 @@ impl Router {
                 return Err(EngineError::Busy { retry_after_ms: wait_ms });
             };
             let view = &self.replicas[replica];
-            match view.telemetry.enter_queue(self.max_queue) {
+            match view.telemetry.enter_queue(&affinity.tenant, self.max_queue) {
                 Ok(queue) => {
                     memory.turn = replica + 1;
                     if let Some(session) = session {

@@ -88,7 +88,7 @@ impl Harness {
             events,
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
-            place: self.view.telemetry.enter_queue(10_000).unwrap(),
+            place: self.view.telemetry.enter_queue("t", 10_000).unwrap(),
             load: LoadShare::take(&self.view.load, request.prompt.len(), request.priority),
             request,
         };

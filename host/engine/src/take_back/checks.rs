@@ -1,6 +1,7 @@
 //! The schemas that decide about the values that masks do not enforce, compiled once for each constraint.
 //!
-//! Invariant: a value that passes is one that its schema accepts, and no object in it has a key twice.
+//! Invariant: a value that passes is one that its schema accepts, and no object in it has a key twice. A number that passes
+//! is a finite double.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,6 +9,7 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
+use super::json_values::Check;
 use super::instance::{end_of, end_of_key, repeated_key, second_equal};
 use crate::EngineError;
 use crate::constraint::UnenforcedValue;
@@ -54,8 +56,15 @@ impl Checks {
         Ok(Checks { values: values.clone(), validators: validators.collect::<Result<_, _>>()? })
     }
 
-    /// What is wrong with the text of a value of that entry, if something is. Of several flaws the first in the text.
-    pub(super) fn flaw(&self, entry: usize, text: &[u8]) -> Option<Flaw> {
+    /// What is wrong with the text of a value, if something is. Of several flaws the first in the text.
+    pub(super) fn flaw(&self, check: Check, text: &[u8]) -> Option<Flaw> {
+        match check {
+            Check::Schema(entry) => self.flaw_by_schema(entry, text),
+            Check::FiniteNumber => infinity(text),
+        }
+    }
+
+    fn flaw_by_schema(&self, entry: usize, text: &[u8]) -> Option<Flaw> {
         let value: Value = match serde_json::from_slice(text) {
             Ok(value) => value,
             Err(error) => {
@@ -72,6 +81,17 @@ impl Checks {
         let flaws = errors.map(|error| flaw_of(&error, &value, text));
         flaws.chain(repeated).min_by_key(|flaw| flaw.end)
     }
+}
+
+/// JSON allows numbers of any size; who reads them has doubles.
+fn infinity(text: &[u8]) -> Option<Flaw> {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
+    let is_finite = number.is_some_and(f64::is_finite);
+    (!is_finite).then(|| Flaw {
+        place: String::new(),
+        reason: "the number is too large for a double".to_string(),
+        end: text.len(),
+    })
 }
 
 fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
@@ -104,14 +124,13 @@ fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
 pub(crate) struct ChecksCache(Mutex<Vec<Arc<Checks>>>);
 
 impl ChecksCache {
-    /// `None` if the masks enforce everything.
-    pub fn of(&self, values: &Arc<[UnenforcedValue]>) -> Result<Option<Arc<Checks>>, EngineError> {
+    pub fn of(&self, values: &Arc<[UnenforcedValue]>) -> Result<Arc<Checks>, EngineError> {
         if values.is_empty() {
-            return Ok(None);
+            return Ok(Arc::new(Checks { values: values.clone(), validators: Vec::new() }));
         }
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().iter().find(|known| Arc::ptr_eq(&known.values, values)) {
-            return Ok(Some(known.clone()));
+            return Ok(known.clone());
         }
         let checks = Arc::new(Checks::compile(values)?);
         let mut kept = lock();
@@ -119,7 +138,7 @@ impl ChecksCache {
             kept.remove(0);
         }
         kept.push(checks.clone());
-        Ok(Some(checks))
+        Ok(checks)
     }
 }
 
@@ -132,8 +151,8 @@ mod tests {
     fn flaw(schema: Value, text: &str) -> Option<(String, String, String)> {
         let values: Arc<[UnenforcedValue]> =
             vec![UnenforcedValue { tool: None, path: Vec::new(), schema }].into();
-        let checks = ChecksCache::default().of(&values).unwrap().unwrap();
-        checks.flaw(0, text.as_bytes()).map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
+        let checks = ChecksCache::default().of(&values).unwrap();
+        checks.flaw(Check::Schema(0), text.as_bytes()).map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
     }
 
     #[test]
@@ -159,9 +178,8 @@ mod tests {
         let entry = UnenforcedValue { tool: None, path: Vec::new(), schema: json!({"uniqueItems": true}) };
         let values: Arc<[UnenforcedValue]> = vec![entry].into();
         let cache = ChecksCache::default();
-        let first = cache.of(&values).unwrap().unwrap();
-        assert!(Arc::ptr_eq(&first, &cache.of(&values.clone()).unwrap().unwrap()));
-        assert!(cache.of(&Arc::default()).unwrap().is_none());
+        let first = cache.of(&values).unwrap();
+        assert!(Arc::ptr_eq(&first, &cache.of(&values.clone()).unwrap()));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Follows the JSON of an output byte by byte and says where the values begin and end that have to be checked.
+//! Follows the JSON of an output byte by byte and says where the values begin and end that have to be checked: those that
+//! the masks do not enforce, and numbers that may be too large for a double.
 //!
 //! Invariant: it says the same however the bytes were cut. The masks keep the output in form; of bytes that are not JSON
 //! it says nothing sensible and does not panic.
@@ -8,12 +9,32 @@ use crate::constraint::{PathStep, UnenforcedValue};
 /// The members of a call's object.
 const NAME: &str = "name";
 const ARGUMENTS: &str = "arguments";
+/// A number without an exponent is a finite double as long as it has no more bytes than this.
+const MAX_PLAIN_NUMBER_BYTES: usize = 300;
+
+/// Which check a value has to pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Check {
+    /// The schema of the entry with this number.
+    Schema(usize),
+    /// It is a number, and a finite double.
+    FiniteNumber,
+}
+
+/// Where an output has JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    Document,
+    Calls,
+    DocumentOrCalls,
+}
 
 /// A value that has to be checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The number of its entry.
-    pub entry: usize,
+    pub check: Check,
+    /// The tool whose arguments hold it.
+    pub tool: Option<String>,
     /// Its first byte in the output.
     pub start: usize,
     /// The JSON pointer to it, from the document or from the call's arguments.
@@ -77,13 +98,11 @@ enum Frame {
 }
 
 impl JsonValues {
-    pub fn new(wanted: &[UnenforcedValue], opener: &str) -> Self {
-        let documents = wanted.iter().any(|value| value.tool.is_none());
-        let calls = wanted.iter().any(|value| value.tool.is_some());
-        let region = match (documents, calls) {
-            (true, true) => Region::Undecided,
-            (true, false) => Region::Document,
-            _ => Region::Text,
+    pub fn new(layout: Layout, opener: &str) -> Self {
+        let region = match layout {
+            Layout::Document => Region::Document,
+            Layout::Calls => Region::Text,
+            Layout::DocumentOrCalls => Region::Undecided,
         };
         JsonValues {
             opener: opener.to_string(),
@@ -155,7 +174,14 @@ impl JsonValues {
                 self.end_value(output, self.offset, complete);
                 self.between(output, byte, wanted, complete, began);
             }
-            Token::Plain { .. } => {}
+            Token::Plain { start } => {
+                let is_number = matches!(output[start], b'-' | b'0'..=b'9');
+                let has_exponent = matches!(byte, b'e' | b'E');
+                if is_number && (has_exponent || self.offset - start == MAX_PLAIN_NUMBER_BYTES) {
+                    self.begin_large_number(start);
+                    *began = true;
+                }
+            }
             Token::Between => self.between(output, byte, wanted, complete, began),
         }
     }
@@ -207,18 +233,31 @@ impl JsonValues {
         }
     }
 
-    /// Whether it is one that has to be checked.
-    fn begin_value(&mut self, wanted: &[UnenforcedValue]) -> bool {
-        let (tool, frames) = match &self.region {
+    /// The tool and what is around the value that is being read; `None` outside documents and arguments.
+    fn inside(&self) -> Option<(Option<&String>, &[Frame])> {
+        match &self.region {
             Region::Call { name: Some(name) } => match self.frames.split_first() {
                 Some((call, inner)) if call.is_at(&PathStep::Property(ARGUMENTS.to_string())) => {
-                    (Some(name), inner)
+                    Some((Some(name), inner))
                 }
-                _ => return false,
+                _ => None,
             },
-            Region::Document => (None, &self.frames[..]),
-            _ => return false,
-        };
+            Region::Document => Some((None, &self.frames[..])),
+            _ => None,
+        }
+    }
+
+    /// The number at `start` may not be a finite double when it is complete.
+    fn begin_large_number(&mut self, start: usize) {
+        let Some((tool, frames)) = self.inside() else { return };
+        let place = frames.iter().map(Frame::pointer).collect();
+        let found = Found { check: Check::FiniteNumber, tool: tool.cloned(), start, place };
+        self.open.push((found, self.frames.len()));
+    }
+
+    /// Whether it is one that has to be checked.
+    fn begin_value(&mut self, wanted: &[UnenforcedValue]) -> bool {
+        let Some((tool, frames)) = self.inside() else { return false };
         let is_here = |value: &UnenforcedValue| {
             value.tool.as_ref() == tool
                 && value.path.len() == frames.len()
@@ -232,7 +271,11 @@ impl JsonValues {
         let place: String = frames.iter().map(Frame::pointer).collect();
         let depth = self.frames.len();
         let start = self.offset;
-        let found = here.into_iter().map(|entry| (Found { entry, start, place: place.clone() }, depth));
+        let tool = tool.cloned();
+        let found = here.into_iter().map(|entry| {
+            let check = Check::Schema(entry);
+            (Found { check, tool: tool.clone(), start, place: place.clone() }, depth)
+        });
         self.open.extend(found);
         true
     }
@@ -297,8 +340,13 @@ mod tests {
     }
 
     /// The texts of the values that were complete, with their entry and place, in their order.
-    fn values(wanted: &[UnenforcedValue], output: &str, piece: usize) -> Vec<(usize, String, String)> {
-        let mut following = JsonValues::new(wanted, OPENER);
+    fn values(wanted: &[UnenforcedValue], output: &str, piece: usize) -> Vec<(Check, String, String)> {
+        let layout = match wanted.iter().partition::<Vec<_>, _>(|value| value.tool.is_none()) {
+            (documents, calls) if documents.is_empty() == calls.is_empty() => Layout::DocumentOrCalls,
+            (documents, _) if documents.is_empty() => Layout::Calls,
+            _ => Layout::Document,
+        };
+        let mut following = JsonValues::new(layout, OPENER);
         let mut complete = Vec::new();
         let ends = (0..output.len()).step_by(piece).skip(1).chain([output.len()]);
         for end in ends {
@@ -307,12 +355,18 @@ mod tests {
         complete.extend(following.finish(output.as_bytes()));
         assert!(!following.is_within());
         let shown = |Complete { found, end }: Complete| {
-            (found.entry, found.place, output[found.start..end].to_string())
+            (found.check, found.place, output[found.start..end].to_string())
         };
         complete.into_iter().map(shown).collect()
     }
 
     fn check(wanted: &[UnenforcedValue], output: &str, expected: &[(usize, &str, &str)]) {
+        let expected: Vec<_> =
+            expected.iter().map(|(entry, place, text)| (Check::Schema(*entry), *place, *text)).collect();
+        check_all(wanted, output, &expected);
+    }
+
+    fn check_all(wanted: &[UnenforcedValue], output: &str, expected: &[(Check, &str, &str)]) {
         for piece in 1..=output.len() {
             let found = values(wanted, output, piece);
             let found: Vec<_> =
@@ -322,11 +376,25 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_may_be_too_large_are_found_from_their_exponent_on() {
+        let large = |place, text| (Check::FiniteNumber, place, text);
+        let document = r#"{"a": [1.5, -1e5, true, "1e999"], "b": 2E+400 , "e": false}"#;
+        check_all(&[], document, &[large("/a/1", "-1e5"), large("/b", "2E+400")]);
+        check_all(&[], "1e999", &[large("", "1e999")]);
+        let long = "7".repeat(MAX_PLAIN_NUMBER_BYTES + 1);
+        check_all(&[], &format!("[{long},{}]", &long[1..]), &[large("/0", &long)]);
+        let output = r#"12e5 <tool_call>{"name": "x", "arguments": {"a": 1e9}}</tool_call>"#;
+        check_all(&[wanted(Some("x"), &[property("b")])], output, &[large("/a", "1e9")]);
+        let both = [wanted(None, &[property("a")])];
+        check_all(&both, r#"{"a": 1e1}"#, &[(Check::Schema(0), "/a", "1e1"), large("/a", "1e1")]);
+    }
+
+    #[test]
     fn values_of_a_document_are_found_by_their_path() {
-        let document = r#" {"a": [1, {"b": "x,\"]"}, [ ]], "c/d" : {"e":-2.5e3 }, "f": true}"#;
+        let document = r#" {"a": [1, {"b": "x,\"]"}, [ ]], "c/d" : {"e":-2.53 }, "f": true}"#;
         for (path, expected) in [
             (vec![property("f")], vec![("/f", "true")]),
-            (vec![property("c/d"), property("e")], vec![("/c~1d/e", "-2.5e3")]),
+            (vec![property("c/d"), property("e")], vec![("/c~1d/e", "-2.53")]),
             (vec![property("a"), PathStep::Item(1), property("b")], vec![("/a/1/b", r#""x,\"]""#)]),
             (
                 vec![property("a"), PathStep::AnyItem],

@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
+use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError, TakenBack, Token};
 
 use checks::Flaw;
 pub(crate) use checks::{Checks, ChecksCache};
-use json_values::{Complete, JsonValues};
+use json_values::{Check, Complete, JsonValues, Layout};
 
 /// Times that one generation is taken back: most values are right after one or two, and a schema that nothing satisfies
 /// should not keep a place in the batch for long.
@@ -30,6 +31,7 @@ const NEAR_RETRIES: u32 = 4;
 /// One generation's output while parts of it have to be checked.
 pub(crate) struct CheckedOutput {
     checks: Arc<Checks>,
+    layout: Layout,
     /// The text before a call of a tool.
     opener: String,
     values: JsonValues,
@@ -39,8 +41,8 @@ pub(crate) struct CheckedOutput {
     held: Option<Held>,
     /// Tokens that are not drawn again at their position in the output.
     excluded: Vec<(usize, u32)>,
-    /// How often each held value failed, by its entry and its first byte.
-    failures: Vec<((usize, usize), u32)>,
+    /// How often each held value failed, by its check and its first byte.
+    failures: Vec<((Check, usize), u32)>,
     taken_back: TakenBack,
     /// When the last token was told.
     told: TakenBack,
@@ -84,13 +86,14 @@ pub(crate) enum Verdict {
 impl CheckedOutput {
     /// `taken_back` is what the run that is resumed had taken back.
     pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, taken_back: TakenBack) -> Self {
-        let opener = match constraint {
-            Some(Constraint::ToolCalls(form)) => form.markup.open.clone(),
-            _ => String::new(),
+        let (layout, opener) = match constraint {
+            Some(Constraint::ToolCalls(form)) => (layout(&form.before), form.markup.open.clone()),
+            _ => (Layout::Document, String::new()),
         };
         CheckedOutput {
-            values: JsonValues::new(checks.values(), &opener),
+            values: JsonValues::new(layout, &opener),
             checks,
+            layout,
             opener,
             bytes: Vec::new(),
             ends: Vec::new(),
@@ -176,7 +179,7 @@ impl CheckedOutput {
         let dropped = held.tokens.split_off(position.checked_sub(held.from)?);
         self.ends.truncate(position);
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
-        self.values = JsonValues::new(self.checks.values(), &self.opener);
+        self.values = JsonValues::new(self.layout, &self.opener);
         // What is left was checked before.
         self.values.follow(&self.bytes, self.checks.values());
         Some((&held.before, held.from, dropped))
@@ -193,7 +196,7 @@ impl CheckedOutput {
     fn check(&mut self, complete: Vec<Complete>) -> Result<Verdict, EngineError> {
         for complete in complete {
             let text = &self.bytes[complete.found.start..complete.end];
-            if let Some(flaw) = self.checks.flaw(complete.found.entry, text) {
+            if let Some(flaw) = self.checks.flaw(complete.found.check, text) {
                 return self.retreat(&complete, flaw).map(Verdict::TakeBack);
             }
         }
@@ -212,7 +215,7 @@ impl CheckedOutput {
     /// The position from which the output is generated again, where the token that was drawn is excluded from now on.
     fn retreat(&mut self, complete: &Complete, flaw: Flaw) -> Result<usize, EngineError> {
         let Complete { found, .. } = complete;
-        let value = (found.entry, found.start);
+        let value = (found.check, found.start);
         let earlier = self.failures.iter().position(|(known, _)| *known == value);
         let failures = earlier.map_or(0, |at| self.failures.swap_remove(at).1) + 1;
         self.failures.push((value, failures));
@@ -245,11 +248,23 @@ impl CheckedOutput {
     fn unsatisfied(&self, found: &json_values::Found, flaw: Flaw) -> EngineError {
         let inside = format!("{}{}", found.place, flaw.place);
         let inside = if inside.is_empty() { "the whole".to_string() } else { format!("`{inside}`") };
-        let place = match &self.checks.values()[found.entry].tool {
+        let place = match &found.tool {
             Some(tool) => format!("{inside} of the arguments of `{tool}`"),
             None => format!("{inside} of the output"),
         };
         EngineError::SchemaUnsatisfied { place, reason: flaw.reason, taken_back: self.taken_back.tokens }
+    }
+}
+
+/// Whether the output of a form with tool calls may be a JSON document instead.
+fn layout(before: &BeforeCalls) -> Layout {
+    let answer = match before {
+        BeforeCalls::Answer(answer) => Some(answer.as_ref()),
+        BeforeCalls::Nothing | BeforeCalls::Text => None,
+    };
+    match answer {
+        Some(Constraint::JsonSchema(_) | Constraint::JsonObject) => Layout::DocumentOrCalls,
+        _ => Layout::Calls,
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use skep_model::Sampling;
 
-use super::fixture::{Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
+use super::fixture::{EOS, Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
 use crate::{
     Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, Speculation,
     TakenBack, TokenEvent,
@@ -243,4 +243,65 @@ async fn an_error_comes_only_after_what_was_told_and_nothing_of_the_value_is() {
     assert!(matches!(error, EngineError::SchemaUnsatisfied { .. }), "{error}");
     assert!(text.contains("fine") && text.trim_end().ends_with(':'), "{text}");
     assert!(collect(engine.generate(request(unsatisfiable(), 2)).unwrap()).await.is_err());
+}
+
+/// Makes the model write large exponents.
+fn large_numbers(constraint: Constraint, seed: u64) -> GenerateRequest {
+    let mut request = GenerateRequest { constraint: Some(constraint), ..request(json!({}), seed) };
+    for (bytes, bias) in [("e", 9.0), ("19", 8.0), (",]}", 8.0), ("-", -20.0)] {
+        request.sampling.logit_bias.extend(bytes.bytes().map(|byte| (u32::from(byte), bias)));
+    }
+    request.sampling.logit_bias.push((EOS, 8.0));
+    request
+}
+
+fn assert_finite(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let all_finite = |value: &Value| value.as_f64().is_none_or(f64::is_finite);
+    assert!(value.as_array().map_or_else(|| all_finite(&value), |items| items.iter().all(all_finite)));
+}
+
+#[tokio::test]
+async fn a_generated_number_is_a_finite_double() {
+    let engine = engine();
+    let number = json!({"type": "number"});
+    let numbers = json!({"type": "array", "items": number, "minItems": 2, "maxItems": 2});
+    let at_least = json!({"type": "object", "properties": {"a": {"anyOf": [number, {"type": "null"}]}},
+                          "required": ["a"], "additionalProperties": false});
+    let mut taken_back = 0;
+    for schema in [number, numbers, at_least] {
+        let mut complete = 0;
+        for seed in 0..20 {
+            let request = large_numbers(Constraint::JsonSchema(schema.clone()), seed);
+            let run = generate(&engine, request).await.unwrap();
+            if !run.reason().cuts_off() {
+                assert_finite(&run.text);
+                complete += 1;
+            }
+            taken_back += run.finished.usage.taken_back_tokens;
+        }
+        assert!(complete > 5, "{complete}");
+    }
+    assert!(taken_back > 0, "no number was too large");
+}
+
+#[tokio::test]
+async fn a_finite_number_is_what_masked_draws_give() {
+    let engine = engine();
+    let schema = Constraint::JsonSchema(json!({"type": "number"}));
+    let mut finite = 0;
+    for seed in 0..40 {
+        let run = generate(&engine, large_numbers(schema.clone(), seed)).await.unwrap();
+        // The same draws under the same mask, without anything that is checked.
+        let regex = Constraint::Regex(r"( |\r?\n[ \t]{0,20})?-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?( |\r?\n[ \t]{0,20})?".into());
+        let masked = generate(&engine, large_numbers(regex, seed)).await.unwrap();
+        let number = masked.text.trim();
+        if run.finished.usage.taken_back_tokens > 0 {
+            assert!(number.parse::<f64>().unwrap().is_infinite(), "{number} was taken back");
+        } else if !masked.reason().cuts_off() {
+            finite += 1;
+            assert_eq!(run.text.trim(), number, "seed {seed}");
+        }
+    }
+    assert!(finite > 5, "{finite}");
 }

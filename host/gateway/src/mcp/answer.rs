@@ -99,13 +99,13 @@ pub(super) fn result(outcome: Outcome, session: String, is_tool: bool, is_object
     let Outcome { text, data, turn, .. } = outcome;
     let meta = json!({ SESSION: session, TURN: turn });
     let (text, structured) = if is_tool {
-        let data = data.unwrap_or_default();
+        let data = data.map(|data| data.value()).unwrap_or_default();
         let text = data.as_str().map_or_else(|| data.to_string(), str::to_owned);
         (text, if is_object { data } else { json!({ "result": data }) })
     } else {
         let mut structured = json!({"text": text, "session": session, "turn": turn});
         if let Some(data) = data {
-            structured["data"] = data;
+            structured["data"] = data.value();
         }
         (text, structured)
     };

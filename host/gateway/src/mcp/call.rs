@@ -22,7 +22,7 @@ use rmcp::{
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::Priority;
-use skep_runtime::{AgentHost, Invocation, Origin, RuntimeError, ToolOrigin, plain_session};
+use skep_runtime::{AgentHost, Invocation, Json, Origin, RuntimeError, ToolOrigin, plain_session};
 use std::{fmt::Display, time::Duration};
 use tracing::{Instrument, Span, field::Empty};
 
@@ -47,7 +47,7 @@ struct Shape {
 #[serde(deny_unknown_fields)]
 struct MessageArguments {
     text: String,
-    data: Option<Value>,
+    data: Option<Json>,
     session: Option<String>,
 }
 
@@ -180,7 +180,7 @@ fn invocation(
     let (text, data, session, origin) = match target.tool {
         Some(tool) => {
             let origin = Origin::Tool(ToolOrigin { name: tool.to_owned(), callers: Vec::new(), hops: 0 });
-            (String::new(), Some(arguments), session.to_owned(), origin)
+            (String::new(), Some(Json::from(arguments)), session.to_owned(), origin)
         }
         None => {
             let MessageArguments { text, data, session: named } = serde_path_to_error::deserialize(arguments)

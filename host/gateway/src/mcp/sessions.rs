@@ -1,4 +1,5 @@
-//! The sessions of MCP clients, of which there are only so many.
+//! The sessions of MCP clients, of which there are only so many. Where there is no room for another, the tenant that has the
+//! most of them loses the one that it has not used for longest, so no tenant can end the sessions of another that has fewer.
 //!
 //! The crate's own sessions, and beside them in which order they were used: it bounds how long an idle one lives but not
 //! how many there are. Every session that ends, whyever, ends through [`SessionManager::close_session`].
@@ -63,6 +64,12 @@ impl BoundedSessions {
     }
 }
 
+impl Use {
+    fn tenant(&self) -> Option<&str> {
+        self.owner.as_ref().map(|owner| owner.tenant.as_str())
+    }
+}
+
 impl Uses {
     fn of(&mut self, id: &SessionId) {
         self.clock += 1;
@@ -84,10 +91,19 @@ impl Uses {
         }
     }
 
-    /// The one unused for longest, if there is no room for another.
+    /// The one to end if there is no room for another.
     fn surplus(&self, max: usize) -> Option<SessionId> {
-        let oldest = self.sessions.iter().min_by_key(|(_, used)| used.last);
-        oldest.filter(|_| self.sessions.len() >= max).map(|(id, _)| id.clone())
+        if self.sessions.len() < max {
+            return None;
+        }
+        let mut of_tenants: HashMap<Option<&str>, usize> = HashMap::new();
+        for used in self.sessions.values() {
+            *of_tenants.entry(used.tenant()).or_default() += 1;
+        }
+        let most = of_tenants.values().copied().max()?;
+        let may_end = |used: &&Use| of_tenants.get(&used.tenant()) == Some(&most);
+        let oldest = self.sessions.iter().filter(|(_, used)| may_end(used)).min_by_key(|(_, used)| used.last);
+        oldest.map(|(id, _)| id.clone())
     }
 }
 
@@ -149,5 +165,38 @@ impl SessionManager for BoundedSessions {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.inner.resume(id, last_event_id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skep_runtime::Tenant;
+
+    #[test]
+    fn a_tenant_with_many_sessions_ends_none_of_another() {
+        let mut uses = Uses::default();
+        let begin = |uses: &mut Uses, tenant: &str, number: usize| {
+            while let Some(surplus) = uses.surplus(10) {
+                uses.end(&surplus);
+            }
+            let id: SessionId = format!("{tenant} {number}").into();
+            uses.begin(id.clone());
+            let tenant = Tenant::new(tenant).expect("a name");
+            uses.sessions.get_mut(&id).expect("it has begun").owner = Some(Requester { tenant, key: None });
+        };
+        (0..3).for_each(|number| begin(&mut uses, "small", number));
+        (0..100).for_each(|number| begin(&mut uses, "greedy", number));
+        let of = |uses: &Uses, tenant: &str| {
+            let mut ids: Vec<String> =
+                uses.sessions.keys().filter(|id| id.starts_with(tenant)).map(|id| id.to_string()).collect();
+            ids.sort();
+            ids
+        };
+        assert_eq!(of(&uses, "small"), ["small 0", "small 1", "small 2"]);
+        let newest: Vec<String> = (93..100).map(|number| format!("greedy {number}")).collect();
+        assert_eq!(of(&uses, "greedy"), newest, "its oldest ones made room");
+        (3..10).for_each(|number| begin(&mut uses, "small", number));
+        assert_eq!((of(&uses, "small").len(), of(&uses, "greedy").len()), (5, 5), "it gets its part");
     }
 }

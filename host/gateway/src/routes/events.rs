@@ -25,7 +25,7 @@ struct Envelope {
 #[serde(deny_unknown_fields)]
 struct PlainEvent {
     topic: String,
-    data: Option<Value>,
+    data: Option<skep_runtime::Json>,
     /// Unique; the same one again is the same event.
     id: Option<String>,
     /// RFC 3339.
@@ -41,7 +41,7 @@ struct CloudEvent {
     #[serde(rename = "type")]
     kind: String,
     time: Option<String>,
-    data: Option<Value>,
+    data: Option<skep_runtime::Json>,
     data_base64: Option<String>,
 }
 

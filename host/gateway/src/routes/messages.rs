@@ -11,23 +11,22 @@ use crate::{
     sse::{self, Message, Step, Writer},
 };
 use axum::{
-    Json,
     extract::{Path, Query, State},
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use skep_engine::Priority;
-use skep_runtime::{Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session};
+use skep_runtime::{Invocation, Json, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MessageBody {
     #[serde(default)]
     text: String,
-    data: Option<Value>,
+    data: Option<Json>,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +81,7 @@ pub(crate) async fn answer(
     if !as_events {
         while let Some(event) = run.next().await {
             if let (_, Some(done)) = turn.take(event?) {
-                return Ok(Json(done).into_response());
+                return Ok(([(header::CONTENT_TYPE, "application/json")], done).into_response());
             }
         }
         return Err(RuntimeError::Cancelled.into());
@@ -118,7 +117,7 @@ pub(super) struct TurnJson {
     turn_id: String,
     /// The client has seen the events up to this one.
     seen: Option<u64>,
-    tool_calls: Vec<Map<String, Value>>,
+    tool_calls: Vec<ToolCallJson>,
     first_token_us: Option<u64>,
     spent: Spent,
 }
@@ -134,31 +133,27 @@ impl TurnJson {
     }
 
     /// The event for a stream, and the whole answer when the turn is done.
-    fn take(&mut self, event: RunEvent) -> (Message, Option<Value>) {
+    fn take(&mut self, event: RunEvent) -> (Message, Option<String>) {
         let message = match event {
             RunEvent::Started { turn } => {
                 Message::named("turn", &json!({"turn": turn, "turn_id": self.turn_id}))
             }
             RunEvent::Delta { text } => Message::named("delta", &json!({"text": text})),
             RunEvent::ToolCall { id, name, arguments } => {
-                let call = json!({"id": id, "name": name, "arguments": arguments});
-                self.tool_calls.extend(call.as_object().cloned());
-                Message::named("tool_call", &call)
+                let call = ToolCallJson { id, name, arguments, outcome: None };
+                let message = Message::named("tool_call", &call);
+                self.tool_calls.push(call);
+                message
             }
             RunEvent::ToolResult { id, name, outcome } => {
-                let (key, value) = match outcome {
-                    Ok(result) => ("result", result),
-                    Err(error) => ("error", Value::String(error)),
-                };
-                if let Some(call) = self.tool_calls.iter_mut().find(|call| call["id"] == id) {
-                    call.insert(key.to_owned(), value.clone());
+                let outcome = OutcomeJson::from(outcome);
+                if let Some(call) = self.tool_calls.iter_mut().find(|call| call.id == id) {
+                    call.outcome = Some(outcome.clone());
                 }
-                Message::named("tool_result", &json!({"id": id, "name": name, key: value}))
+                Message::named("tool_result", &ToolResultJson { id, name, outcome })
             }
             RunEvent::ApprovalRequired { id, tool, arguments, expires_at_ms } => {
-                let asked =
-                    json!({"id": id, "tool": tool, "arguments": arguments, "expires_at_ms": expires_at_ms});
-                Message::named("approval_required", &asked)
+                Message::named("approval_required", &AskedJson { id, tool, arguments, expires_at_ms })
             }
             RunEvent::ApprovalDecided { id, approved, reason } => {
                 let decision = if approved { "approve" } else { "deny" };
@@ -175,26 +170,83 @@ impl TurnJson {
             RunEvent::Done(outcome) => {
                 self.spent.add(&outcome.usage);
                 let done = self.done(outcome);
-                return (Message::named("done", &done), Some(done));
+                return (Message::of_text("done", done.clone()), Some(done));
             }
         };
         (message, None)
     }
 
-    fn done(&mut self, outcome: Outcome) -> Value {
-        json!({
-            "text": outcome.text,
-            "data": outcome.data,
-            "session": self.session,
-            "turn": outcome.turn,
-            "turn_id": self.turn_id,
-            "tool_calls": std::mem::take(&mut self.tool_calls),
-            "usage": usage_json(&outcome.usage),
-            "timing": {
+    fn done(&mut self, outcome: Outcome) -> String {
+        let done = DoneJson {
+            text: &outcome.text,
+            data: outcome.data.as_ref(),
+            session: &self.session,
+            turn: outcome.turn,
+            turn_id: &self.turn_id,
+            tool_calls: std::mem::take(&mut self.tool_calls),
+            usage: usage_json(&outcome.usage),
+            timing: json!({
                 "first_token_ms": self.first_token_us.map(milliseconds),
                 "total_ms": milliseconds(outcome.elapsed_us),
-            },
-        })
+            }),
+        };
+        serde_json::to_string(&done).expect("strings, numbers and JSON are always JSON")
+    }
+}
+
+/// The whole answer. Data that agents gave is in it as they wrote it.
+#[derive(Serialize)]
+struct DoneJson<'a> {
+    text: &'a str,
+    data: Option<&'a Json>,
+    session: &'a str,
+    turn: u64,
+    turn_id: &'a str,
+    tool_calls: Vec<ToolCallJson>,
+    usage: Value,
+    timing: Value,
+}
+
+#[derive(Serialize)]
+struct ToolCallJson {
+    id: String,
+    name: String,
+    arguments: Json,
+    #[serde(flatten)]
+    outcome: Option<OutcomeJson>,
+}
+
+#[derive(Serialize)]
+struct ToolResultJson {
+    id: String,
+    name: String,
+    #[serde(flatten)]
+    outcome: OutcomeJson,
+}
+
+/// What came of a call: one of the two members.
+#[derive(Clone, Serialize)]
+struct OutcomeJson {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct AskedJson {
+    id: String,
+    tool: String,
+    arguments: Json,
+    expires_at_ms: u64,
+}
+
+impl From<Result<Json, String>> for OutcomeJson {
+    fn from(outcome: Result<Json, String>) -> Self {
+        match outcome {
+            Ok(result) => OutcomeJson { result: Some(result), error: None },
+            Err(error) => OutcomeJson { result: None, error: Some(error) },
+        }
     }
 }
 

@@ -7,9 +7,13 @@ use axum::{
     http::{StatusCode, header},
     response::Response,
 };
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 use skep_engine::Priority;
-use skep_runtime::{HttpOrigin, Invocation, Origin};
+use skep_runtime::{HttpOrigin, Invocation, Json, Origin};
+use std::fmt;
 
 /// A JSON body is the message's data, and its `text` (or `message`), if it has one, the message's text. Any other body
 /// is the text.
@@ -44,9 +48,8 @@ pub(crate) async fn run(
     let headers = parts.headers.clone();
     let bytes = body::read(Request::from_parts(parts, body), &gateway).await?;
     let (text, data) = if is_json {
-        let data: Value = body::parse(&bytes)?;
-        let text = ["text", "message"].iter().find_map(|key| data[*key].as_str()).unwrap_or("").to_owned();
-        (text, Some(data))
+        let data: Json = body::parse(&bytes)?;
+        (text_of(&data), Some(data))
     } else {
         let text = String::from_utf8(bytes.into()).map_err(|_| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", "the body is neither JSON nor UTF-8 text")
@@ -67,4 +70,66 @@ pub(crate) async fn run(
         detached: headers::prefers_async(&headers),
     };
     messages::answer(&gateway, invocation, headers::wants_events(&headers), spent).await
+}
+
+/// What a JSON body says is its text.
+fn text_of(data: &Json) -> String {
+    let Texts { text, message } = data.read().unwrap_or_default();
+    let text = text.and_then(|text| text.read::<String>().ok());
+    text.or_else(|| message.and_then(|text| text.read::<String>().ok())).unwrap_or_default()
+}
+
+/// Two members of an object, whatever else it has. Of two with one name the last counts.
+#[derive(Default)]
+struct Texts {
+    text: Option<Json>,
+    message: Option<Json>,
+}
+
+struct ReadTexts;
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ReadTexts)
+    }
+}
+
+impl<'de> Visitor<'de> for ReadTexts {
+    type Value = Texts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Texts, A::Error> {
+        let mut texts = Texts::default();
+        while let Some(name) = members.next_key::<String>()? {
+            match name.as_str() {
+                "text" => texts.text = members.next_value()?,
+                "message" => texts.message = members.next_value()?,
+                _ => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_body_is_a_member_of_it() {
+        for (body, text) in [
+            ("{\"text\": \"a\", \"message\": \"b\"}", "a"),
+            ("{\"x\": [{\"text\": \"no\"}], \"message\": \"b\\n\"}", "b\n"),
+            ("{\"text\": 1, \"message\": \"b\"}", "b"),
+            ("{\"text\": \"a\", \"text\": \"z\"}", "z"),
+            ("{\"text\": null}", ""),
+            ("[\"text\"]", ""),
+            ("1", ""),
+        ] {
+            assert_eq!(text_of(&Json::from_text(body.to_owned()).expect("JSON")), text, "{body}");
+        }
+    }
 }

@@ -138,7 +138,7 @@ fn result(model: &str, answer: &BatchAnswer) -> Result<Value, ApiError> {
     }
     let mut result = native::result(text, tool_calls, usage, form == NATIVE_JSON);
     if let Some(data) = data {
-        result["data"] = data.clone();
+        result["data"] = data.value();
     }
     Ok(result)
 }

@@ -7,7 +7,7 @@ use super::{
     ApiKey, NewApiKey, Tenant,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::{AgentName, RuntimeError, capability::log::now_ms};
+use crate::{AgentName, RuntimeError, capability::log::now_ms, tenancy::Tenancy};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};
@@ -27,6 +27,16 @@ pub struct KeyRing {
 impl KeyRing {
     pub fn new(store: Store) -> Self {
         KeyRing { known: KnownKeys::new(store.clone()), store }
+    }
+
+    /// Whether there are keys of several tenants.
+    pub(crate) fn tenancy(&self) -> Tenancy {
+        self.known.tenancy()
+    }
+
+    /// Reads the keys before anyone presents one.
+    pub(crate) async fn load(&self) {
+        self.known.look_again().await;
     }
 
     /// Makes a key. The second value is the key itself, which is nowhere else.

@@ -6,7 +6,7 @@
 //! key works at once, and yet at most twenty times a second, however many come.
 
 use super::{ApiKey, key_ring::api_key};
-use crate::RuntimeError;
+use crate::{RuntimeError, tenancy::Tenancy};
 use skep_store::Store;
 use std::{
     collections::HashMap,
@@ -34,6 +34,7 @@ pub(super) struct KnownKeys {
 struct Inner {
     store: Store,
     held: Mutex<Held>,
+    tenancy: Tenancy,
     /// Held while the table is looked at.
     looking: Arc<tokio::sync::Mutex<()>>,
 }
@@ -57,7 +58,7 @@ pub(super) struct KnownKey {
 
 impl KnownKeys {
     pub(super) fn new(store: Store) -> Self {
-        KnownKeys { inner: Arc::new(Inner { store, held: Mutex::default(), looking: Arc::default() }) }
+        KnownKeys { inner: Arc::new(Inner { store, held: Mutex::default(), tenancy: Tenancy::default(), looking: Arc::default() }) }
     }
 
     /// The key with this digest, as it was in the table less than a second ago.
@@ -69,6 +70,11 @@ impl KnownKeys {
             return Ok(found);
         }
         Ok(self.look(max_age).await?.keys.get(digest).cloned())
+    }
+
+    /// Whether there are keys of several tenants, which every look finds out.
+    pub(super) fn tenancy(&self) -> Tenancy {
+        self.inner.tenancy.clone()
     }
 
     /// Takes note of what this process has changed. That is durable, so a failure only means that it is seen later.
@@ -110,6 +116,9 @@ impl Inner {
             true => before.keys,
             false => Arc::new(self.read(&before).await?),
         };
+        let mut tenants = keys.values().filter(|known| known.key.revoked_at_ms.is_none()).map(|known| &known.key.tenant);
+        let first = tenants.next();
+        self.tenancy.set_several(tenants.any(|tenant| Some(tenant) != first));
         let held = Held { keys, changes, looked_at };
         *self.held() = held.clone();
         Ok(held)

@@ -7,6 +7,7 @@
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
+    access::tenant_of,
     feed::Feed,
     host_tools::CALL_KEY,
     session::{Message, SessionKey, Settlement, TurnRequest},
@@ -69,17 +70,20 @@ impl Inner {
             let feed = Feed::new(turn.id.clone());
             let Some(live) = services.live.enter(&feed) else { continue };
             let losses = turn.losses.max(services.live.panics(&turn.id));
-            let OpenTurn { key, id, agent, session, is_running, .. } = turn;
+            let OpenTurn { key, id, agent, session, is_running, message_bytes, .. } = turn;
             if is_running && losses >= MAX_LOSSES {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
                 let place = SessionKey { agent, session };
-                Settlement::of_unbegun(key, place, &error, true, live).write(services).await;
+                Settlement::of_lost(services, key, place, &error, live).await.write(services).await;
                 continue;
             }
-            let active = services.active_again(&agent);
-            let request = TurnRequest::new(Message::Stored(key), feed, live, active);
-            sessions.entry(SessionKey { agent, session }).or_default().push(request);
+            let place = SessionKey { agent, session };
+            let tenant = tenant_of(&place.session).to_owned();
+            let active = services.active_again(&place.agent, &tenant);
+            let held = services.intake.take_again(tenant, place.clone(), message_bytes as usize);
+            let request = TurnRequest::new(Message::Stored(key), feed, live, active, held);
+            sessions.entry(place).or_default().push(request);
         }
         for (key, turns) in sessions {
             self.sessions.resume(services, key, turns);

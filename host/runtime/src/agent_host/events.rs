@@ -19,7 +19,7 @@ impl AgentHost {
         let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
         let encoded = encode_data(data.as_ref()).map_err(|message| RuntimeError::InvalidEvent { message })?;
         let deliveries = services.outbox.router.route(&principal, &id, &topic, data.as_ref());
-        services.outbox.reserve(deliveries.len()).await?;
+        services.outbox.reserve(&principal, deliveries.len()).await?;
         let now_ms = services.clock.now_ms();
         let kind = if source == HOST_SOURCE { "host" } else { "client" };
         let count = deliveries.len();

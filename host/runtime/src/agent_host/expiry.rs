@@ -1,14 +1,19 @@
-//! Sessions whose time is over are deleted, from time to time and a few at a time.
+//! Sessions whose time is over are deleted, from time to time and a few at a time, and so is what else would grow for good:
+//! the sessions of items of batches, ended batches, answers to idempotency keys, events and dead letters.
+//!
+//! Time that a clock which was set forward skipped does not count, and of the time in which no host ran no more than a day
+//! at once (see [`crate::Clock`]). A clock that is set back begins the time of sessions that were used "later" anew.
 //!
 //! Invariant: a session that has a turn which waits or runs is not deleted: its own actor does it, after the turns in its
 //! mailbox, and only if nothing was committed meanwhile.
 
 use super::{AgentHost, Services};
 use crate::{
-    RuntimeError,
-    capability::log::now_ms,
+    RuntimeError, RuntimeOptions,
+    batch::batch_session_pattern,
     session::{Command, SessionKey, Sessions},
 };
+use skep_store::{ClockRow, StoreError};
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -29,6 +34,9 @@ pub(super) struct Expiry {
     sessions: Weak<Sessions>,
     /// The operator's.
     ceiling: Option<Duration>,
+    /// How long the sessions are kept that items of batches made.
+    batch_sessions: Duration,
+    outcomes: Duration,
 }
 
 impl AgentHost {
@@ -40,8 +48,29 @@ impl AgentHost {
 }
 
 impl Expiry {
-    pub(super) fn new(services: &Arc<Services>, sessions: &Arc<Sessions>, ceiling: Option<Duration>) -> Self {
-        Expiry { services: services.clone(), sessions: Arc::downgrade(sessions), ceiling }
+    pub(super) fn new(services: &Arc<Services>, sessions: &Arc<Sessions>, options: &RuntimeOptions) -> Self {
+        Expiry {
+            services: services.clone(),
+            sessions: Arc::downgrade(sessions),
+            ceiling: options.session_ttl,
+            batch_sessions: options.batch.retention,
+            outcomes: options.outcome_retention,
+        }
+    }
+
+    /// Takes over what the host before knew about the clock.
+    pub(super) async fn resume_clock(&self) -> Result<(), StoreError> {
+        let Services { store, clock, .. } = &*self.services;
+        if let Some(ClockRow { seen_ms, skips }) = store.clock().await? {
+            clock.resume(seen_ms, skips);
+        }
+        self.note_clock().await
+    }
+
+    /// So that the next host takes it over.
+    async fn note_clock(&self) -> Result<(), StoreError> {
+        let Services { store, clock, .. } = &*self.services;
+        store.put_clock(ClockRow { skips: clock.skips(), seen_ms: clock.now_ms() }).await
     }
 
     /// Until the host ends.
@@ -50,7 +79,7 @@ impl Expiry {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match self.pass(now_ms()).await {
+            match self.pass(self.services.clock.now_ms()).await {
                 Ok(0) => {}
                 Ok(expired) => tracing::info!(expired, "deleted sessions whose time is over"),
                 Err(RuntimeError::ShuttingDown) => return,
@@ -61,24 +90,62 @@ impl Expiry {
 
     async fn pass(&self, now_ms: u64) -> Result<u64, RuntimeError> {
         let mut expired = 0;
+        self.note_clock().await?;
         for (agent, ttl) in self.services.session_ttls(self.ceiling) {
-            let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-            let before_ms = now_ms.saturating_sub(ttl_ms);
-            let mut after: Option<String> = None;
-            loop {
-                self.services.admit()?;
-                let store = &self.services.store;
-                let batch = store.expired_sessions(&agent, before_ms, after.as_deref(), BATCH).await?;
-                for session in &batch {
-                    expired += u64::from(self.expire(&agent, session, before_ms).await?);
-                }
-                match batch.into_iter().next_back() {
-                    Some(last) => after = Some(last),
-                    None => break,
-                }
+            let before_ms = self.before(now_ms, ttl);
+            self.services.store.bring_sessions_back(&agent, now_ms).await?;
+            expired += self.expire_all(&agent, before_ms, None).await?;
+        }
+        let pattern = batch_session_pattern();
+        for agent in self.services.names() {
+            expired += self.expire_all(&agent, self.before(now_ms, self.batch_sessions), Some(&pattern)).await?;
+        }
+        self.forget(now_ms).await?;
+        Ok(expired)
+    }
+
+    /// Forgets what grows with every turn, event and batch.
+    async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
+        let store = &self.services.store;
+        let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes)).await?;
+        let events = store.forget_events(now_ms).await?;
+        let mut batches = 0;
+        loop {
+            match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {
+                0 => break,
+                some => batches += some,
             }
         }
-        Ok(expired)
+        if outcomes + events + batches > 0 {
+            tracing::debug!(outcomes, events, batches, "forgot what is old");
+        }
+        Ok(())
+    }
+
+    fn before(&self, now_ms: u64, time: Duration) -> u64 {
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.services.clock.lived_before(now_ms, time_ms)
+    }
+
+    async fn expire_all(
+        &self,
+        agent: &str,
+        before_ms: u64,
+        pattern: Option<&str>,
+    ) -> Result<u64, RuntimeError> {
+        let (mut expired, mut after) = (0, None::<String>);
+        loop {
+            self.services.admit()?;
+            let store = &self.services.store;
+            let batch = store.expired_sessions(agent, before_ms, pattern, after.as_deref(), BATCH).await?;
+            for session in &batch {
+                expired += u64::from(self.expire(agent, session, before_ms).await?);
+            }
+            match batch.into_iter().next_back() {
+                Some(last) => after = Some(last),
+                None => return Ok(expired),
+            }
+        }
     }
 
     async fn expire(&self, agent: &str, session: &str, before_ms: u64) -> Result<bool, RuntimeError> {

@@ -3,15 +3,18 @@
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     approvals::Wakers,
+    compute::Compute,
     component::{Compiler, Deployed, Prepared, Source},
     egress::Egress,
     engine::WasmEngine,
     event::{Outbox, Webhooks},
     host_tools::HostTools,
     instance::{InstancePlace, InstancePlaces},
+    intake::Intake,
     log_follower::LogGrowth,
     model_grant::GrantedModels,
     session::LiveTurns,
+    tenancy::{Shares, Tenancy},
     token_budget::TokenBudgets,
 };
 use skep_engine::ModelSet;
@@ -26,6 +29,8 @@ use tokio::{
     task::JoinSet,
 };
 
+/// Whoever deploys and measures has no tenant.
+pub(crate) const OPERATOR: &str = "";
 /// What a caller is told to wait whose agent is busy.
 const RETRY_AFTER_MS: u32 = 1_000;
 /// Turns that were taken up again and have their message and their session in memory at once.
@@ -50,8 +55,11 @@ pub(crate) struct Services {
     closed: watch::Sender<bool>,
     pub(crate) wakers: Wakers,
     pub(crate) live: Arc<LiveTurns>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) compute: Compute,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
+    pub(crate) tenancy: Tenancy,
     pub(crate) clock: Clock,
     pub(crate) outbox: Outbox,
     pub(crate) webhooks: Webhooks,
@@ -63,7 +71,7 @@ pub(crate) struct Services {
 #[derive(Default)]
 struct ActiveTurns {
     total: usize,
-    of_agent: HashMap<String, u32>,
+    of_agent: HashMap<String, Shares>,
 }
 
 /// An agent by its name.
@@ -107,6 +115,7 @@ impl NotStarted {
 pub(crate) struct Active {
     turns: Arc<watch::Sender<ActiveTurns>>,
     agent: String,
+    tenant: String,
 }
 
 impl Services {
@@ -114,13 +123,14 @@ impl Services {
         store: Store,
         models: ModelSet,
         options: &RuntimeOptions,
+        tenancy: Tenancy,
     ) -> Result<Self, RuntimeError> {
         let wasm = WasmEngine::new(options)?;
-        let egress = Arc::new(Egress::new(store.clone(), options));
+        let egress = Arc::new(Egress::new(store.clone(), options, tenancy.clone()));
         let tokens = TokenBudgets::open(&store, options).await?;
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
         let (clock, outbox, courier_bell) =
-            (options.clock.clone(), Outbox::new(store.clone()), Notify::new());
+            (options.clock.clone(), Outbox::new(store.clone(), tenancy.clone()), Notify::new());
         let webhooks = Webhooks::new(store.clone(), clock.clone(), egress.clone());
         webhooks.load(&outbox.router, &options.webhooks).await?;
         egress.vault.report_unreadable().await?;
@@ -133,14 +143,17 @@ impl Services {
             compiler,
             host_tools: HostTools::new(options),
             host: OnceLock::new(),
-            instances: InstancePlaces::new(options.max_instances),
+            instances: InstancePlaces::new(options.max_instances, tenancy.clone()),
             resuming: Arc::new(Semaphore::new(MAX_RESUMING)),
             agents: RwLock::default(),
             changes: watch::Sender::default(),
             closed: watch::Sender::new(false),
             wakers: Wakers::default(),
             live: Arc::default(),
+            intake: Intake::new(options.waiting_bytes),
+            compute: Compute::default(),
             active: Arc::default(),
+            tenancy,
             clock,
             outbox,
             webhooks,
@@ -184,7 +197,7 @@ impl Services {
 
     pub(super) async fn prepare(&self, manifest: Manifest, source: Source) -> Result<Prepared, RuntimeError> {
         let loaded = self.compiler.compile(&manifest, source).await?;
-        let _instance = self.instance(0).await;
+        let _instance = self.instance(0, OPERATOR).await;
         self.compiler.describe(manifest, loaded).await
     }
 
@@ -228,6 +241,11 @@ impl Services {
         let was_there = self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some();
         self.changes.send_modify(|changes| *changes += u64::from(was_there));
         was_there
+    }
+
+    /// All agents, ready or not.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.read().keys().cloned().collect()
     }
 
     /// How long sessions are kept, of the agents whose sessions are not kept for ever.
@@ -324,8 +342,8 @@ impl Services {
     }
 
     /// Waits for a place to run an instance in, of a turn that so many others wait for, one below the other.
-    pub(crate) async fn instance(&self, depth: usize) -> InstancePlace {
-        self.instances.take(depth).await
+    pub(crate) async fn instance(&self, depth: usize, tenant: &str) -> InstancePlace {
+        self.instances.take(depth, tenant).await
     }
 
     /// Lines of a turn that is not committed. A log that cannot be written must not hide why the turn failed.
@@ -355,30 +373,37 @@ impl Services {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Takes a turn, unless the agent has as many as it may, or has used up its tokens or those of the tenant.
+    /// Takes a turn, unless the agent has as many as it may, or as this tenant may have of them, or has used up its tokens
+    /// or those of the tenant.
     pub(super) fn active(&self, agent: &Deployed, tenant: &str) -> Result<Active, RuntimeError> {
         let (name, limit) = (agent.manifest.name.as_str(), agent.limits.concurrent_turns);
         self.tokens.share(tenant, Some((name, agent.limits.tokens_per_day))).check()?;
-        let mut taken = false;
+        let (mut taken, mut of_all) = (false, 0);
         self.active.send_modify(|turns| {
             let of_agent = turns.of_agent.entry(name.to_owned()).or_default();
-            taken = *of_agent < limit;
-            *of_agent += u32::from(taken);
-            turns.total += usize::from(taken);
+            taken = of_agent.may_take(tenant, 1, limit as usize, self.tenancy.has_several());
+            of_all = of_agent.all();
+            if taken {
+                of_agent.take(tenant, 1);
+                turns.total += 1;
+            }
         });
         if taken {
-            return Ok(Active { turns: self.active.clone(), agent: name.to_owned() });
+            return Ok(Active { turns: self.active.clone(), agent: name.to_owned(), tenant: tenant.to_owned() });
         }
-        Err(RuntimeError::TooManyTurns { agent: name.to_owned(), limit, retry_after_ms: RETRY_AFTER_MS })
+        let has_place = of_all < limit as usize;
+        let whose = if has_place { " (what this tenant may have beside others)" } else { "" };
+        let limit = u32::try_from(of_all).unwrap_or(limit);
+        Err(RuntimeError::TooManyTurns { agent: name.to_owned(), whose, limit, retry_after_ms: RETRY_AFTER_MS })
     }
 
     /// Takes a turn that was taken before, whatever the limit is now.
-    pub(super) fn active_again(&self, agent: &str) -> Active {
+    pub(super) fn active_again(&self, agent: &str, tenant: &str) -> Active {
         self.active.send_modify(|turns| {
-            *turns.of_agent.entry(agent.to_owned()).or_default() += 1;
+            turns.of_agent.entry(agent.to_owned()).or_default().take(tenant, 1);
             turns.total += 1;
         });
-        Active { turns: self.active.clone(), agent: agent.to_owned() }
+        Active { turns: self.active.clone(), agent: agent.to_owned(), tenant: tenant.to_owned() }
     }
 
     /// Resolves when no turn is left.
@@ -407,8 +432,8 @@ impl Drop for Active {
         self.turns.send_modify(|turns| {
             turns.total -= 1;
             if let Some(of_agent) = turns.of_agent.get_mut(&self.agent) {
-                *of_agent -= 1;
-                if *of_agent == 0 {
+                of_agent.give_back(&self.tenant, 1);
+                if of_agent.all() == 0 {
                     turns.of_agent.remove(&self.agent);
                 }
             }

@@ -1,6 +1,6 @@
 //! Turns as the host takes them, finds them again, and goes on with them after a restart.
 
-use super::{Active, AgentHost, Inner, sessions::session_not_found};
+use super::{AgentHost, Inner, sessions::session_not_found};
 use crate::{
     AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
     access::{plain_session, tenant_of},
@@ -67,9 +67,11 @@ impl AgentHost {
             });
         }
         let handle = feed.follow(Hold::Cancels);
+        let held = services.intake.take(&invocation)?;
         let active = services.active(&agent, &invocation.principal)?;
         let key = session_key(&invocation);
-        let request = turn_request(invocation, now_ms(), Standing::Attached, feed, live, active);
+        let message = here(invocation, now_ms(), Standing::Attached);
+        let request = TurnRequest::new(message, feed, live, active, held);
         let in_front = self.inner.send(key, request)?;
         Ok(handle.behind(in_front))
     }
@@ -132,6 +134,8 @@ impl Inner {
             }
         }
         let deployed = self.services.agent(&agent)?;
+        // Before anything is stored of it.
+        let held = self.services.intake.take(&invocation)?;
         let active = self.services.active(&deployed, &invocation.principal)?;
         let (accepted_at_ms, seed) = (now_ms(), journal::seed());
         let row = NewTurn {
@@ -155,7 +159,8 @@ impl Inner {
         let handle = feed.follow(Hold::Watches);
         let standing = Standing::Waiting { key, seed };
         let place = session_key(&invocation);
-        let request = turn_request(invocation, accepted_at_ms, standing, feed, live.clone(), active);
+        let message = here(invocation, accepted_at_ms, standing);
+        let request = TurnRequest::new(message, feed, live.clone(), active, held);
         match self.send(place.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
@@ -173,7 +178,7 @@ impl Inner {
     async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
         // What the host does by itself under a key is the same, but for how often it was tried.
         let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
-        if !is_own && row.input != Input::encode(invocation) {
+        if !is_own && !Input::is_same(&row.input, invocation) {
             let message =
                 "the idempotency key was sent with another message before; use a new one".to_owned();
             return Err(RuntimeError::InvalidMessage { message });
@@ -227,16 +232,8 @@ fn session_key(invocation: &Invocation) -> SessionKey {
     SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
 }
 
-fn turn_request(
-    invocation: Invocation,
-    received_at_ms: u64,
-    standing: Standing,
-    feed: Arc<Feed>,
-    live: Arc<Live>,
-    active: Active,
-) -> TurnRequest {
-    let message = Message::Here { invocation: Box::new(invocation), received_at_ms, standing };
-    TurnRequest::new(message, feed, live, active)
+fn here(invocation: Invocation, received_at_ms: u64, standing: Standing) -> Message {
+    Message::Here { invocation: Box::new(invocation), received_at_ms, standing }
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

@@ -16,10 +16,11 @@ mod work;
 
 pub use options::BatchOptions;
 pub(crate) use queue::BatchQueue;
+pub(crate) use work::batch_session_pattern;
 pub use skep_store::ItemCounts;
 
+use crate::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use skep_engine::{
     Usage,
     chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
@@ -55,7 +56,12 @@ pub enum BatchRequest {
     /// A message to an agent, in a session of its own.
     Turn {
         text: String,
-        data: Option<Value>,
+        data: Option<Json>,
+    },
+    /// As a fault in the host would have it, until the item has failed so often.
+    #[cfg(test)]
+    Panics {
+        times: u32,
     },
 }
 
@@ -114,7 +120,7 @@ pub struct BatchAnswer {
     pub form: String,
     pub text: String,
     /// Of an agent's reply.
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
     /// What must be whole is not.

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
-    store_retry::stored,
+    store_retry::stored, tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
-use skep_store::{ItemEnd, ItemEnded, QueueDepth, Take, TakenItem};
+use skep_store::{BusyTenant, ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -54,7 +54,8 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
         let depth = figures.refresh(&strong).await;
         drop(strong);
         let within = match pull {
-            Ok(Pull::Within(time)) => time,
+            // Somebody may set the clock meanwhile.
+            Ok(Pull::Within(time)) => time.min(IDLE_INTERVAL),
             Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
             Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
@@ -81,8 +82,9 @@ async fn begin(
 ) -> Result<Pull, RuntimeError> {
     while tasks.len() < queue.options.max_running {
         let (roomy, all_have_room) = models_with_room(host);
-        let item = match host.services().store.take_item(&roomy, now_ms()).await? {
-            Take::Item(item) => *item,
+        let tenants = busy_tenants(queue, host);
+        let item = match host.services().store.take_item(&roomy, &tenants, now_ms()).await? {
+            Take::Item(item) => Arc::new(*item),
             _ if !all_have_room => return Ok(Pull::Within(ROOM_INTERVAL)),
             Take::Later(at_ms) => {
                 return Ok(Pull::Within(Duration::from_millis(at_ms.saturating_sub(now_ms()).max(1))));
@@ -91,12 +93,26 @@ async fn begin(
         };
         let (cancel, cancelled) = oneshot::channel();
         let (begun, has_begun) = oneshot::channel();
-        queue.running().insert(item.key, Running { batch: item.batch.clone(), _cancel: cancel });
-        tasks.spawn(run_item(queue.clone(), host.clone(), item, cancelled, begun));
+        let (batch, principal) = (item.batch.clone(), item.principal.clone());
+        let runs = Runs::begin(queue, item.key, Running { batch, principal, _cancel: cancel });
+        tasks.spawn(run_item(runs, host.clone(), item, cancelled, begun));
         // The next one sees the room that this one leaves. One that ends without beginning drops its sender.
         let _ = has_begun.await;
     }
     Ok(Pull::Wait)
+}
+
+/// How many items of which tenants run, and which tenants have as many as they may have beside others.
+fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
+    let running = queue.running();
+    let shares: Shares = running.values().map(|running| (running.principal.clone(), 1)).collect();
+    let has_several = host.services().tenancy.has_several();
+    let tenants = shares.by_tenant().map(|(principal, running)| BusyTenant {
+        principal: principal.to_owned(),
+        running,
+        has_its_share: !shares.may_take(principal, 1, queue.options.max_running, has_several),
+    });
+    tenants.collect()
 }
 
 /// Models in which a background sequence could begin now, agents by the room in theirs; and whether these are all.
@@ -116,17 +132,40 @@ fn models_with_room(host: &AgentHost) -> (Vec<String>, bool) {
     (roomy, all_have_room)
 }
 
-async fn run_item(
+/// While it is there, somebody runs the item. One whose task ends badly is looked for as a stray.
+struct Runs {
     queue: Arc<QueueShared>,
+    key: ItemKey,
+}
+
+impl Runs {
+    fn begin(queue: &Arc<QueueShared>, key: ItemKey, running: Running) -> Self {
+        queue.running().insert(key, running);
+        Runs { queue: queue.clone(), key }
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.queue.running().remove(&self.key);
+        if std::thread::panicking() {
+            self.queue.look_for_strays();
+        }
+    }
+}
+
+async fn run_item(
+    runs: Runs,
     host: AgentHost,
-    item: TakenItem,
+    item: Arc<TakenItem>,
     cancelled: oneshot::Receiver<()>,
     begun: oneshot::Sender<()>,
 ) {
     let waited_ms = now_ms().saturating_sub(item.queued_at_ms);
     histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
+    let queue = &runs.queue;
     let result = tokio::select! {
-        result = work::run(&host, &item, begun) => result,
+        result = run_apart(&host, &item, begun) => result,
         // Its sender is dropped when the batch is cancelled, and when the queue stops.
         _ = cancelled => {
             work::abandon(&host, &item).await;
@@ -154,7 +193,25 @@ async fn run_item(
         // The next process finds that it was taken, and runs it again.
         None => {}
     }
-    queue.running().remove(&item.key);
+}
+
+/// The item's work. A panic in it is a failure of this item, which is tried again and given up as any other.
+async fn run_apart(
+    host: &AgentHost,
+    item: &Arc<TakenItem>,
+    begun: oneshot::Sender<()>,
+) -> Result<BatchAnswer, RuntimeError> {
+    let (of_item, taken) = (host.clone(), item.clone());
+    // Dropped with this, it is aborted.
+    let mut working = JoinSet::new();
+    working.spawn(async move { work::run(&of_item, &taken, begun).await });
+    match working.join_next().await {
+        Some(Ok(result)) => result,
+        Some(Err(_)) | None => {
+            let message = format!("item {} of batch {} panicked; see the host's log", item.position, item.batch);
+            Err(RuntimeError::Internal { message })
+        }
+    }
 }
 
 /// What is written of an item, and what it counts as.

@@ -4,7 +4,7 @@ use super::{
     AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
     told::{BatchName, Told},
 };
-use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure};
+use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure, tenancy::TENANT_SHARE};
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
     collections::HashMap,
@@ -42,6 +42,7 @@ pub(super) struct QueueShared {
 
 pub(super) struct Running {
     pub(super) batch: String,
+    pub(super) principal: String,
     pub(super) _cancel: oneshot::Sender<()>,
 }
 
@@ -95,10 +96,12 @@ impl BatchQueue {
         };
         self.shared.forget(host).await?;
         let BatchOptions { max_stored_bytes, max_batches, .. } = self.shared.options;
-        let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches };
+        let share = services.tenancy.has_several().then_some(TENANT_SHARE as u64);
+        let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches, share };
         let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
         let event = Told::Queued.event(&services.outbox, &name, row.at_ms);
-        services.outbox.reserve(event.as_ref().map_or(0, |event| event.deliveries.len())).await?;
+        let deliveries = event.as_ref().map_or(0, |event| event.deliveries.len());
+        services.outbox.reserve(&row.principal, deliveries).await?;
         let (id, model, at_ms, waiting) =
             (row.id.clone(), row.model.clone(), row.at_ms, row.items.len() as u64);
         match services.store.queue_batch(row, room, event).await? {
@@ -106,7 +109,7 @@ impl BatchQueue {
             Queued::Full => {
                 let message = format!(
                     "the batches that are stored have no room for this one ({max_batches} batches and \
-                     {max_stored_bytes} bytes are kept, results for {} h)",
+                     {max_stored_bytes} bytes are kept, results for {} h; a tenant leaves a part of it to others)",
                     self.shared.options.retention.as_secs() / 3600
                 );
                 return Err(RuntimeError::QueueFull { message, retry_after_ms: RETRY_AFTER_MS });
@@ -185,7 +188,7 @@ impl BatchQueue {
     /// A batch of this principal that is not too old.
     async fn row(&self, host: &AgentHost, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
         let row = host.services().store.batch(id).await?;
-        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms());
+        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms(host));
         row.filter(|row| row.principal == principal && is_kept(row)).ok_or_else(|| {
             RuntimeError::BatchNotFound {
                 id: id.chars().take(80).collect(),
@@ -197,12 +200,13 @@ impl BatchQueue {
 
 impl QueueShared {
     /// Batches that ended before are forgotten.
-    fn oldest_ms(&self) -> u64 {
-        now_ms().saturating_sub(u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX))
+    fn oldest_ms(&self, host: &AgentHost) -> u64 {
+        let retention_ms = u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
+        host.services().clock.lived_before(now_ms(), retention_ms)
     }
 
     async fn forget(&self, host: &AgentHost) -> Result<(), RuntimeError> {
-        host.services().store.forget_batches(self.oldest_ms()).await?;
+        host.services().store.forget_batches(self.oldest_ms(host)).await?;
         Ok(())
     }
 

@@ -1,6 +1,9 @@
 //! `cf.workersAi.model.batch.…`: what the beginning and the end of a batch tell those who asked for it.
 
-use crate::event::{HOST_SOURCE, Outbox, encode_data};
+use crate::{
+    Json,
+    event::{HOST_SOURCE, Outbox, encode_data},
+};
 use serde_json::{Value, json};
 use skep_store::NewEvent;
 
@@ -53,6 +56,7 @@ impl Told {
             "payload": payload,
             "metadata": {"eventSchemaVersion": 1, "eventTimestamp": timestamp(at_ms)},
         });
+        let data = Json::from(data);
         // A batch is told of once each way.
         let id = format!("{}-{}", batch.id, self.name());
         let deliveries = outbox.router.route(batch.principal, &id, &topic, Some(&data));

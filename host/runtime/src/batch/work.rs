@@ -61,6 +61,13 @@ pub(super) async fn run(
             let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
             Ok(BatchAnswer { form, text, data, tool_calls, finish, cut_off: false, usage })
         }
+        #[cfg(test)]
+        BatchRequest::Panics { times } => {
+            assert!(item.failures >= times, "a fault of the host, for a test");
+            let (text, tool_calls, finish) = ("at last".to_owned(), Vec::new(), ChatFinish::Stop);
+            let usage = skep_engine::Usage::default();
+            Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off: false, usage })
+        }
     }
 }
 
@@ -76,6 +83,11 @@ pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
         // An agent that was deleted meanwhile has no turns.
         let _ = host.cancel_turn(&agent, &session, &row.id).await;
     }
+}
+
+/// What the names of the items' sessions look like, in SQLite's GLOB. No other client would choose such a name.
+pub(crate) fn batch_session_pattern() -> String {
+    format!("batch-{}-[0-9]*", "[0-9a-f]".repeat(32))
 }
 
 /// A turn of an item, still without its message. Its session is the item's own.
@@ -109,6 +121,7 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::InvalidName { .. } => Retry::Never,
         RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ShuttingDown)
         | RuntimeError::MailboxFull { .. }
+        | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::ShuttingDown => Retry::Soon,
         RuntimeError::TokensUsedUp(used_up) => {

@@ -13,7 +13,7 @@ use crate::{
     token_budget::{DayShare, NoTokens, Spend},
     tools::Tool,
 };
-use skep_engine::{Affinity, Engine, Priority, Usage};
+use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
@@ -131,6 +131,18 @@ impl Turn {
     /// Whether a person decides about calls of one of the agent's own tools.
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
+    }
+
+    /// Computes what may take long apart from everyone else's work; at once if it is quick. Dropping this gives it up.
+    pub(super) async fn compute<T: Send + 'static>(
+        &self,
+        is_quick: bool,
+        work: impl FnOnce(&Cancel) -> T + Send + 'static,
+    ) -> T {
+        match is_quick {
+            true => work(&Cancel::default()),
+            false => self.tools.services.compute.run(&self.affinity.tenant, work).await,
+        }
     }
 
     /// The engine of a model that the agent may use; without a name, of its own.

@@ -8,7 +8,7 @@
 use super::{
     budget::{Beginning, Reservation, Turn},
     conversation::{Conversation, Generating},
-    generation::{Progress, check_model, end, engine_error, follow, refuse, repeat, told},
+    generation::{Progress, check_model, end, engine_error, follow, generate, refuse, repeat, told},
     generation_options::asked,
     generation_record::{GenerationRecord, WrittenUsage},
 };
@@ -18,14 +18,14 @@ use crate::{
         inference::{CompactOptions, Compaction},
         types::Error,
     },
-    journal::{Call, Identity, Place, Stopped},
+    journal::{Call, Identity, Place, SUMMARISE, Stopped},
 };
 use skep_engine::{
-    Engine, EngineError, Sampling,
+    Cancel, Engine, EngineError, Sampling,
     chat::{ChatMessage, ChatOptions, ChatStream, Opening, Role, ToolChoice, ToolSpec, Transcript},
 };
 use skep_model::SpecialTokens;
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 /// Messages that stay as they are, unless there is no room for so many.
 const KEEP_RECENT: usize = 8;
@@ -43,7 +43,7 @@ const TOO_LONG: &str = "It was too long to be summarised.";
 
 /// A conversation, and the first of the messages that stay.
 pub(super) struct Cut {
-    before: Transcript,
+    before: Arc<Transcript>,
     pub(super) at: usize,
 }
 
@@ -70,12 +70,24 @@ enum Source {
     },
 }
 
+/// A compaction that the agent asked for. `None`: there is nothing to be summarised.
+pub(crate) struct Asked(Option<AskedCut>);
+
+struct AskedCut {
+    turn: Arc<Turn>,
+    generating: Generating,
+    engine: Engine,
+    cut: Cut,
+    summary: Option<String>,
+    max_tokens: Option<u32>,
+}
+
 /// A compaction that the agent asked for, and that has begun.
-pub(crate) struct Begun(Option<(Generating, Engine, Compacting)>);
+struct Begun(Option<(Generating, Engine, Compacting)>);
 
 impl Cut {
     /// Keeps at most so many messages beside the system message. `None`: there is nothing to be summarised.
-    pub(super) fn keeping(before: &Transcript, messages: usize) -> Option<Cut> {
+    pub(super) fn keeping(before: &Arc<Transcript>, messages: usize) -> Option<Cut> {
         let from = before.messages().len().saturating_sub(messages);
         let mut at = None;
         for boundary in boundaries(before.messages()) {
@@ -90,18 +102,19 @@ impl Cut {
 
     /// Keeps as many messages as leave room for `answer_tokens` and for the summary. `None`: no compaction makes room.
     pub(super) fn fitting(
-        before: &Transcript,
+        before: &Arc<Transcript>,
         engine: &Engine,
         opening: Opening<'_>,
         summary: Option<&str>,
         answer_tokens: usize,
+        cancel: &Cancel,
     ) -> Result<Option<Cut>, EngineError> {
         let messages = before.messages();
         let room = summary.map_or_else(|| summary_tokens(engine), |_| 0) + answer_tokens;
         let from = messages.len().saturating_sub(KEEP_RECENT);
         for at in boundaries(messages).filter(|at| (from..messages.len()).contains(at)) {
             let cut = Cut { before: before.clone(), at };
-            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, opening) {
+            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, opening, cancel) {
                 Ok(tokens) if tokens + room <= engine.sequence_limit() => return Ok(Some(cut)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
@@ -110,7 +123,7 @@ impl Cut {
         Ok(None)
     }
 
-    pub(super) fn again(before: &Transcript, at: usize) -> Cut {
+    pub(super) fn again(before: &Arc<Transcript>, at: usize) -> Cut {
         Cut { before: before.clone(), at: at.min(before.messages().len()) }
     }
 
@@ -140,6 +153,7 @@ impl Cut {
         engine: &Engine,
         tools: &[ToolSpec],
         summary_tokens: usize,
+        cancel: &Cancel,
     ) -> Result<Option<Transcript>, EngineError> {
         let messages = &self.before.messages()[..self.at];
         let (system, mut rest) = messages.split_at(first(messages));
@@ -151,28 +165,48 @@ impl Cut {
         }
         // Without the examples: what happened in them is no part of what is summarised.
         let opening = Opening { tools, examples: &[] };
-        loop {
+        // All of it, or what is from one of its questions on, but for the first.
+        let questions = rest.iter().enumerate().skip(1).filter(|(_, message)| message.role == Role::User);
+        let starts: Vec<usize> = iter::once(0).chain(questions.map(|(at, _)| at + 1)).collect();
+        let asking = |start: usize| {
             let request = [ChatMessage::user(REQUEST)];
-            let asking = self.before.rewritten([system, rest, &request].concat());
-            let limit = engine.sequence_limit();
-            match asking.prompt_tokens(engine, opening) {
-                Ok(tokens) if tokens + summary_tokens <= limit => return Ok(Some(asking)),
-                Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            let next = rest.iter().skip(1).position(|message| message.role == Role::User);
-            rest = match next {
-                Some(next) => &rest[next + 1..],
-                None => return Ok(None),
-            };
+            self.before.rewritten([system, &rest[start..], &request].concat())
+        };
+        let fits = |start: usize| match asking(start).prompt_tokens(engine, opening, cancel) {
+            Ok(tokens) => Ok(tokens + summary_tokens <= engine.sequence_limit()),
+            Err(EngineError::ContextOverflow { .. }) => Ok(false),
+            Err(error) => Err(error),
+        };
+        Ok(first_that_fits(&starts, fits)?.map(asking))
+    }
+}
+
+/// The first of these starts from which the rest fits. From a later one there is less, so half of them need not be tried.
+fn first_that_fits<E>(
+    starts: &[usize],
+    fits: impl Fn(usize) -> Result<bool, E>,
+) -> Result<Option<usize>, E> {
+    if let Some(first) = starts.first()
+        && fits(*first)?
+    {
+        return Ok(Some(*first));
+    }
+    // Those before `low` do not fit; the one at `high` does, or there is none.
+    let (mut low, mut high) = (starts.len().min(1), starts.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match fits(starts[middle])? {
+            true => high = middle,
+            false => low = middle + 1,
         }
     }
+    Ok(starts.get(high).copied())
 }
 
 impl Compacting {
     /// Begins to summarise with the model, in the same words about the same `tools` that the conversation begins with, so
     /// that the model has its beginning in the cache; or takes the agent's summary.
-    pub(super) fn begin(
+    pub(super) async fn begin(
         turn: &Arc<Turn>,
         engine: &Engine,
         cut: Cut,
@@ -184,16 +218,22 @@ impl Compacting {
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source: Source::Agent(summary) }));
         }
         let most = max_tokens.map_or_else(|| summary_tokens(engine), |tokens| tokens as usize);
-        let asking = match cut.to_summarise(engine, tools, most) {
-            Ok(Some(asking)) => asking,
+        let (finds, described) = (engine.clone(), tools.to_vec());
+        let find = move |cancel: &Cancel| {
+            let asking = cut.to_summarise(&finds, &described, most, cancel);
+            let identity = Identity::new(SUMMARISE, &(cut.before.messages(), cut.at, most));
+            (cut, asking, identity)
+        };
+        let (cut, asking, identity) = turn.compute(false, find).await;
+        let asking = match asking {
+            Ok(Some(asking)) => Arc::new(asking),
             Ok(None) => {
                 let source = Source::Agent(TOO_LONG.to_owned());
                 return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
             }
             Err(error) => return Ok(Err(engine_error(error))),
         };
-        let identity = Identity::new("summarise", &(cut.before.messages(), cut.at, most));
-        let mut call = turn.journal.call(identity)?;
+        let mut call = turn.journal.call_of_host(identity)?;
         let recorded = turn.journal.recorded(&mut call)?;
         let reservation = match turn.reserve(asked(Some(most)), Beginning::of(&call, &recorded)) {
             Ok(reservation) => reservation,
@@ -220,7 +260,7 @@ impl Compacting {
             resume_taken_back: call.taken_back(),
             ..ChatOptions::default()
         };
-        Ok(match asking.generate(engine, options).map_err(engine_error) {
+        Ok(match generate(turn, false, &asking, engine, options).await.map_err(engine_error) {
             Ok(stream) => {
                 let source = Source::Model { call, stream: Box::new(stream), reservation };
                 Ok(Compacting { turn: turn.clone(), cut, source })
@@ -258,6 +298,7 @@ impl Compacting {
                     usage: Some(WrittenUsage(usage)),
                     message: None,
                     compacted_at: None,
+                    read: String::new(),
                 };
                 turn.journal.ended(&call, &record, vec![RunEvent::Generation { usage, timing }]);
                 (generation.text, Some(usage))
@@ -275,33 +316,41 @@ impl Compacting {
     }
 }
 
-/// Begins what the agent asked for.
-pub(crate) fn begin(
+/// Takes the conversation; what is wrong with the options is known at once.
+pub(crate) fn ask(
     turn: &Arc<Turn>,
     conversation: &Conversation,
     options: CompactOptions,
-) -> Result<Result<Begun, Error>, Stopped> {
+) -> Result<Asked, Error> {
     let CompactOptions { keep_recent, summary, max_tokens } = options;
     if max_tokens == Some(0) {
-        return Ok(Err(Error::InvalidArgument("max-tokens: at least 1".into())));
+        return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
     }
     if let Some(size) = summary.as_ref().map(String::len).filter(|size| *size > MAX_SUMMARY_BYTES) {
         let message = format!("summary: {size} bytes; {MAX_SUMMARY_BYTES} are allowed");
-        return Ok(Err(Error::InvalidArgument(message)));
+        return Err(Error::InvalidArgument(message));
     }
-    let (generating, before) = match conversation.begin() {
-        Ok(taken) => taken,
-        Err(error) => return Ok(Err(error)),
-    };
+    let (generating, before) = conversation.begin()?;
     let keep = keep_recent.map_or(KEEP_RECENT, |keep| keep as usize);
-    let Some(cut) = Cut::keeping(&before, keep) else { return Ok(Ok(Begun(None))) };
-    let engine = conversation.engine.clone();
-    let begun = Compacting::begin(turn, &engine, cut, &[], summary, max_tokens)?;
-    Ok(begun.map(|compacting| Begun(Some((generating, engine, compacting)))))
+    let cut = Cut::keeping(&Arc::new(before), keep);
+    let (turn, engine) = (turn.clone(), conversation.engine.clone());
+    Ok(Asked(cut.map(|cut| AskedCut { turn, generating, engine, cut, summary, max_tokens })))
+}
+
+impl Asked {
+    pub(crate) async fn finish(self) -> Result<Result<Compaction, Error>, Stopped> {
+        let Some(AskedCut { turn, generating, engine, cut, summary, max_tokens }) = self.0 else {
+            return Ok(Begun(None).finish().await);
+        };
+        Ok(match Compacting::begin(&turn, &engine, cut, &[], summary, max_tokens).await? {
+            Ok(compacting) => Begun(Some((generating, engine, compacting))).finish().await,
+            Err(error) => Err(error),
+        })
+    }
 }
 
 impl Begun {
-    pub(crate) async fn finish(self) -> Result<Compaction, Error> {
+    async fn finish(self) -> Result<Compaction, Error> {
         let Some((generating, engine, compacting)) = self.0 else {
             return Ok(Compaction { dropped: 0, summary: String::new() });
         };
@@ -355,6 +404,7 @@ fn summary_tokens(engine: &Engine) -> usize {
 mod tests {
     use super::*;
     use skep_engine::chat::ToolCall;
+    use std::cell::Cell;
 
     /// `s` system, `u` user, `a` answer, `c` a call, `r` its result; each says its letter and its place.
     fn conversation(roles: &str) -> Transcript {
@@ -378,7 +428,7 @@ mod tests {
     }
 
     fn compacted(roles: &str, keep: usize) -> Option<String> {
-        let cut = Cut::keeping(&conversation(roles), keep)?;
+        let cut = Cut::keeping(&Arc::new(conversation(roles)), keep)?;
         let after = cut.apply("SUM");
         let texts = after.messages().iter().map(|message| match message.content.as_str() {
             REQUEST => "ASK",
@@ -399,6 +449,23 @@ mod tests {
         ] {
             assert_eq!(compacted(roles, keep).as_deref(), Some(expected), "{roles} keeps {keep}");
         }
+    }
+
+    #[test]
+    fn the_first_start_that_fits_is_found_with_few_tries() {
+        let starts: Vec<usize> = (0..5_000).map(|start| start * 2).collect();
+        for first in [0, 1, 2, 777, 9_998, 9_999, 20_000] {
+            let tries = Cell::new(0);
+            let fits = |start: usize| {
+                tries.set(tries.get() + 1);
+                Ok::<bool, ()>(start >= first)
+            };
+            let expected = starts.iter().copied().find(|start| *start >= first);
+            assert_eq!(first_that_fits(&starts, fits), Ok(expected), "{first}");
+            assert!(tries.get() <= 15, "{} tries", tries.get());
+        }
+        assert_eq!(first_that_fits(&[], |_| Ok::<bool, ()>(true)), Ok(None));
+        assert_eq!(first_that_fits(&[0], |_| Err::<bool, _>("broken")), Err("broken"));
     }
 
     #[test]

@@ -7,16 +7,20 @@ use super::{
     generation_record::{GenerationRecord, WrittenUsage},
 };
 use crate::{
-    RunEvent,
+    QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, GenerateOptions},
         types::Error,
     },
     journal::Identity,
 };
-use skep_engine::{FinishReason, Finished, GenerateRequest, TakenBack, TokenEvent, TokenStream};
+use skep_engine::{
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, TakenBack, TokenEvent, TokenStream,
+    chat::refuse_hopeless,
+};
 use skep_model::SpecialTokens;
 use std::sync::Arc;
+use tokio::task;
 
 /// Continues a text.
 pub(crate) async fn complete(
@@ -30,25 +34,24 @@ pub(crate) async fn complete(
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
     let visible = options.visible;
-    let checked = chat_options(&turn, &options).and_then(|chat| {
-        let tokens = engine.tokenizer().encode(&prompt, SpecialTokens::Parse);
-        Ok((chat, tokens.map_err(|error| engine_error(error.into()))?))
-    });
-    let (chat, mut tokens) = match checked {
-        Ok(checked) => checked,
+    let chat = match chat_options(&turn, &options) {
+        Ok(chat) => chat,
         Err(error) => return Ok(Err(error)),
     };
     if !chat.examples.is_empty() {
         let message = "a completion has no turns, so no examples of them; write them into the prompt";
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
-    let info = engine.info();
-    if info.add_bos
-        && let Some(bos) = info.bos
-    {
-        tokens.insert(0, bos);
-    }
-    let mut call = turn.journal.begin(Identity::new("complete", &(&info.name, &prompt, &options))).await?;
+    let made = turn.journal.make()?;
+    // Others may overtake it, so it is never answered at once.
+    task::yield_now().await;
+    let is_quick = prompt.len() <= QUICK_BYTES && chat.output.is_none();
+    let (named, prompt) = (engine.clone(), Arc::new(prompt));
+    let asked_for = prompt.clone();
+    let identify =
+        move |_: &Cancel| Identity::new("complete", &(&named.info().name, &*asked_for, &options));
+    let identity = turn.compute(is_quick, identify).await;
+    let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;
     if let Some((GenerationRecord::Refused(error), _place)) = recorded {
         return Ok(Err(error));
@@ -64,7 +67,8 @@ pub(crate) async fn complete(
     if let Err(error) = check_model(&call, &engine) {
         return Ok(Err(refuse(&turn, &call, error)));
     }
-    let mut request = GenerateRequest::new(tokens);
+    // Its tokens are not known yet.
+    let mut request = GenerateRequest::new(Vec::new());
     request.sampling = chat.sampling;
     request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
     request.max_tokens = Some(reservation.max_tokens as usize);
@@ -76,7 +80,8 @@ pub(crate) async fn complete(
     request.resume = call.tokens().to_vec();
     request.resume_taken_back = call.taken_back();
     let must_complete = request.constraint.is_some();
-    let stream = match engine.generate(request).map_err(engine_error) {
+    let begin = move |cancel: &Cancel| begin(&engine, &prompt, request, cancel);
+    let stream = match turn.compute(is_quick, begin).await.map_err(engine_error) {
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
@@ -106,10 +111,30 @@ pub(crate) async fn complete(
         usage: Some(WrittenUsage(finished.usage)),
         message: None,
         compacted_at: None,
+        read: String::new(),
     };
     let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
     turn.journal.ended(&call, &record, vec![event]);
     Ok(Ok(generation))
+}
+
+/// Submits the request with the tokens of its prompt.
+fn begin(
+    engine: &Engine,
+    prompt: &str,
+    request: GenerateRequest,
+    cancel: &Cancel,
+) -> Result<TokenStream, EngineError> {
+    refuse_hopeless(engine, prompt, cancel)?;
+    let mut tokens = engine.tokenizer().encode(prompt, SpecialTokens::Parse)?;
+    let info = engine.info();
+    if info.add_bos
+        && let Some(bos) = info.bos
+    {
+        tokens.insert(0, bos);
+    }
+    cancel.check()?;
+    engine.generate(GenerateRequest { prompt: tokens, ..request })
 }
 
 /// Reads a completion to its end.

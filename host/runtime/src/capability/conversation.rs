@@ -87,6 +87,11 @@ impl Conversation {
         Ok(())
     }
 
+    /// Whether a message of so many bytes may be appended, before anything is done with it.
+    pub(crate) fn check_room(&self, bytes: usize) -> Result<(), Error> {
+        self.lock().check_room(bytes)
+    }
+
     pub(crate) fn push(&self, message: ChatMessage) -> Result<(), Error> {
         let mut inner = self.when_open()?;
         self.make_room(&mut inner, &message)?;
@@ -184,10 +189,8 @@ impl Conversation {
     }
 
     fn make_room(&self, inner: &mut Inner, message: &ChatMessage) -> Result<(), Error> {
-        let (messages, bytes) = (inner.transcript.messages().len(), message.text_bytes());
-        if messages >= MAX_MESSAGES || inner.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
-            return Err(Error::InvalidArgument(too_long(messages, inner.text_bytes)));
-        }
+        let bytes = message.text_bytes();
+        inner.check_room(bytes)?;
         self.room.take(message.bytes()).map_err(Error::InvalidArgument)?;
         inner.text_bytes += bytes;
         inner.bytes += message.bytes();
@@ -216,6 +219,14 @@ impl Inner {
         let bytes = self.transcript.bytes();
         room.replace(self.bytes, bytes);
         self.bytes = bytes;
+    }
+
+    fn check_room(&self, bytes: usize) -> Result<(), Error> {
+        let messages = self.transcript.messages().len();
+        if messages >= MAX_MESSAGES || self.text_bytes.saturating_add(bytes) > MAX_TEXT_BYTES {
+            return Err(Error::InvalidArgument(too_long(messages, self.text_bytes)));
+        }
+        Ok(())
     }
 }
 

@@ -2,12 +2,14 @@
 
 use super::TurnContext;
 use crate::{
-    TopicPattern,
+    Json, TopicPattern,
     bindings::events::{EmitError, Host},
-    event::{AGENT_SOURCE, MAX_HOPS, Outbox, encode_data, topic},
+    event::{AGENT_SOURCE, MAX_HOPS, Outbox, check_data, topic},
 };
-use serde_json::Value;
 use skep_store::NewEvent;
+
+/// The topics and the data of all events of a turn.
+const MAX_BYTES: usize = 4 << 20;
 
 /// The events of one turn.
 pub(crate) struct TurnEvents {
@@ -20,11 +22,13 @@ pub(crate) struct TurnEvents {
     /// That a turn may emit.
     pub(crate) limit: u32,
     pub(crate) emitted: Vec<Emitted>,
+    /// Of what was emitted.
+    pub(crate) bytes: usize,
 }
 
 pub(crate) struct Emitted {
     topic: String,
-    data: Option<Value>,
+    data: Option<Json>,
 }
 
 impl Host for TurnContext {
@@ -63,9 +67,18 @@ impl TurnEvents {
                 self.limit
             )));
         }
-        let data = data.map(|data| serde_json::from_str(&data)).transpose();
+        let size = topic.len() + data.as_ref().map_or(0, String::len);
+        if self.bytes + size > MAX_BYTES {
+            return Err(EmitError::QuotaExceeded(format!(
+                "the turn has emitted events of {} bytes, and {size} more would be over {MAX_BYTES}; put large data into \
+                 the state and emit where it is",
+                self.bytes
+            )));
+        }
+        let data = data.map(Json::from_text).transpose();
         let data = data.map_err(|error| invalid(format!("the data is not JSON: {error}")))?;
-        encode_data(data.as_ref()).map_err(invalid)?;
+        check_data(data.as_ref()).map_err(invalid)?;
+        self.bytes += size;
         self.emitted.push(Emitted { topic, data });
         Ok(())
     }
@@ -80,7 +93,7 @@ impl TurnEvents {
                 source: format!("{AGENT_SOURCE}{agent}"),
                 id,
                 topic,
-                data: data.map(|data| data.to_string().into_bytes()),
+                data: data.map(|data| data.get().to_owned().into_bytes()),
                 principal: principal.clone(),
                 hops: hops + 1,
                 at_ms,
@@ -104,6 +117,7 @@ mod tests {
             grants: vec![TopicPattern::new("order.*").expect("a pattern")],
             limit,
             emitted: Vec::new(),
+            bytes: 0,
         }
     }
 
@@ -147,5 +161,16 @@ mod tests {
         let deep = emit(&mut events(MAX_HOPS, 9), "order.paid", "{}").expect_err("too deep");
         assert_eq!(deep, EmitError::TooManyHops(MAX_HOPS));
         emit(&mut events(MAX_HOPS - 1, 9), "order.paid", "{}").expect("the last hop");
+    }
+
+    #[test]
+    fn the_events_of_a_turn_are_bounded_in_bytes_too() {
+        let mut many = events(0, 1_000);
+        let data = format!("\"{}\"", "x".repeat(200 << 10));
+        let refused = (0..1_000).find_map(|_| emit(&mut many, "order.paid", &data).err()).expect("a bound");
+        assert!(matches!(&refused, EmitError::QuotaExceeded(why) if why.contains("bytes")), "{refused:?}");
+        let held: usize = many.emitted.iter().filter_map(|one| one.data.as_ref()).map(|data| data.get().len()).sum();
+        assert!(held <= MAX_BYTES && held > MAX_BYTES / 2, "{held}");
+        emit(&mut many, "order.paid", "{}").expect("a small one has room");
     }
 }

@@ -75,7 +75,7 @@ impl Turn {
         };
         let policy = self.egress.policy(&self.agent.manifest, |name| self.placeholder(name)).await;
         let policy = policy.map_err(|error| FetchError::Host(error.to_string()))?;
-        let response = self.egress.client.send(request, &policy, &bounds).await?;
+        let response = self.egress.send(&self.affinity.tenant, request, &policy, &bounds).await?;
         place.settle(response.body.len());
         Ok(response)
     }

@@ -8,31 +8,43 @@ use super::{
     budget::{Beginning, Reservation, Turn},
     compaction::{Compacting, Cut},
     conversation::{Conversation, Generating, ModelChange},
-    generation_options::{asked, chat_options},
+    generation_options::{asked as asked_tokens, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::TextSink,
+    text_stream::{Telling, TextSink},
 };
 use crate::{
-    CompactionMode, RunEvent,
+    CompactionMode, Json, QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
-    journal::{Call, Identity, Place, Stopped},
+    journal::{Call, Identity, Made, Place, Stopped},
 };
-use serde_json::Value;
 use skep_engine::{
-    Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
-    chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
+    Cancel, Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
+    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
+
+/// A generation that the guest asked for, and that has its place among the guest's calls.
+pub(crate) struct Asked {
+    turn: Arc<Turn>,
+    generating: Generating,
+    /// The conversation as it is.
+    before: Arc<Transcript>,
+    engine: Engine,
+    policy: CompactionPolicy,
+    options: GenerateOptions,
+    chat: ChatOptions,
+    made: Made,
+}
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
     turn: Arc<Turn>,
     generating: Generating,
     /// The conversation as it was.
-    before: Transcript,
+    before: Arc<Transcript>,
     reservation: Reservation,
     work: Work,
 }
@@ -64,79 +76,124 @@ struct Started {
     call: Call,
     stream: Box<ChatStream>,
     visible: bool,
-    before: Transcript,
+    before: Arc<Transcript>,
     /// Where the conversation was cut to make room, if it was.
     compacted_at: Option<usize>,
 }
 
 pub(super) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
 
-/// Takes the conversation and submits the request; what is wrong with the request is known at once.
-pub(crate) fn begin(
+/// Takes the conversation; what is wrong with the options is known at once.
+pub(crate) fn ask(
     turn: Arc<Turn>,
     conversation: &Conversation,
     options: GenerateOptions,
-) -> Result<Result<Begun, Error>, Stopped> {
-    let visible = options.visible;
+) -> Result<Result<Asked, Error>, Stopped> {
     let taken = chat_options(&turn, &options).and_then(|chat| Ok((chat, conversation.begin()?)));
-    let (mut chat, (generating, before)) = match taken {
+    let (chat, (generating, before)) = match taken {
         Ok(taken) => taken,
         Err(error) => return Ok(Err(error)),
     };
-    let mut call = turn.journal.call(Identity::new("generate", &(&options, before.messages())))?;
-    let recorded = turn.journal.recorded(&mut call)?;
-    if let Some((GenerationRecord::Refused(error), _place)) = recorded {
-        return Ok(Err(error));
-    }
-    let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {
-        Ok(reservation) => reservation,
-        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-    };
-    let engine = &conversation.engine;
+    let made = turn.journal.make()?;
+    let (before, engine) = (Arc::new(before), conversation.engine.clone());
     let policy = policy(&turn, conversation);
-    if let Some((record, place)) = recorded {
-        let cut = record.compacted_at().map(|at| Cut::again(&before, at));
-        let compacting = match cut {
-            None => None,
-            Some(cut) => match Compacting::begin(&turn, engine, cut, &chat.tools, policy.summary(), None)? {
-                Ok(compacting) => Some((compacting, engine.clone())),
-                Err(error) => return Ok(Err(error)),
-            },
+    Ok(Ok(Asked { turn, generating, before, engine, policy, options, chat, made }))
+}
+
+impl Asked {
+    /// Submits the request.
+    pub(crate) async fn begin(self) -> Result<Result<Begun, Error>, Stopped> {
+        let Asked { turn, generating, before, engine, policy, options, mut chat, made } = self;
+        let visible = options.visible;
+        let is_quick = is_quick(&before, &chat);
+        let asked = before.clone();
+        let identify = move |_: &Cancel| Identity::new("generate", &(&options, asked.messages()));
+        let identity = turn.compute(is_quick, identify).await;
+        let mut call = turn.journal.identify(made, identity)?;
+        let recorded = turn.journal.recorded(&mut call)?;
+        if let Some((GenerationRecord::Refused(error), _place)) = recorded {
+            return Ok(Err(error));
+        }
+        let reservation = match turn.reserve(asked_tokens(chat.max_tokens), Beginning::of(&call, &recorded)) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
         };
-        let work = Work::Recorded { record, place, compacting };
-        return Ok(Ok(Begun { turn, generating, before, reservation, work }));
-    }
-    if let Err(error) = check_model(&call, engine) {
-        return Ok(Err(refuse(&turn, &call, error)));
-    }
-    tell_model_change(&turn, &call, &generating);
-    chat.max_tokens = Some(reservation.max_tokens as usize);
-    chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
-    chat.resume = call.tokens().to_vec();
-    chat.resume_taken_back = call.taken_back();
-    let overflow = match before.generate(engine, chat.clone()) {
-        Ok(stream) => {
-            let work = Work::Live { call, stream: Box::new(stream), visible };
+        if let Some((record, place)) = recorded {
+            let cut = record.compacted_at().map(|at| Cut::again(&before, at));
+            let compacting = match cut {
+                None => None,
+                Some(cut) => {
+                    match Compacting::begin(&turn, &engine, cut, &chat.tools, policy.summary(), None).await? {
+                        Ok(compacting) => Some((compacting, engine)),
+                        Err(error) => return Ok(Err(error)),
+                    }
+                }
+            };
+            let work = Work::Recorded { record, place, compacting };
             return Ok(Ok(Begun { turn, generating, before, reservation, work }));
         }
-        Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
-        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
-    };
-    let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
-    let cut = match Cut::fitting(&before, engine, chat.opening(), summary.as_deref(), answer_tokens) {
-        Ok(Some(cut)) => cut,
-        Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
-        Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
-    };
-    let at = cut.at;
-    Ok(match Compacting::begin(&turn, engine, cut, &chat.tools, summary, None)? {
-        Ok(compacting) => {
-            let (engine, chat) = (engine.clone(), Box::new(chat));
-            let work = Work::Compacting { call, compacting, engine, chat, visible };
-            Ok(Begun { turn, generating, before, reservation, work })
+        if let Err(error) = check_model(&call, &engine) {
+            return Ok(Err(refuse(&turn, &call, error)));
         }
-        Err(error) => Err(end(&turn, &call, error, None, Some(at))),
-    })
+        tell_model_change(&turn, &call, &generating);
+        chat.max_tokens = Some(reservation.max_tokens as usize);
+        chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
+        chat.resume = call.tokens().to_vec();
+        chat.resume_taken_back = call.taken_back();
+        let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
+            Ok(stream) => {
+                let work = Work::Live { call, stream: Box::new(stream), visible };
+                return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+            }
+            Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
+            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+        };
+        let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
+        let cut = {
+            let (before, engine, chat, summary) =
+                (before.clone(), engine.clone(), chat.clone(), summary.clone());
+            let find = move |cancel: &Cancel| {
+                Cut::fitting(&before, &engine, chat.opening(), summary.as_deref(), answer_tokens, cancel)
+            };
+            turn.compute(false, find).await
+        };
+        let cut = match cut {
+            Ok(Some(cut)) => cut,
+            Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
+            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+        };
+        let at = cut.at;
+        Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None).await? {
+            Ok(compacting) => {
+                let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
+                Ok(Begun { turn, generating, before, reservation, work })
+            }
+            Err(error) => Err(end(&turn, &call, error, None, Some(at))),
+        })
+    }
+}
+
+/// Whether little is rendered and encoded, and no constraint compiled.
+fn is_quick(before: &Transcript, chat: &ChatOptions) -> bool {
+    let text = |message: &ChatMessage| {
+        let calls = message.tool_calls.iter().map(|call| call.arguments.len());
+        message.content.len() + message.raw.as_ref().map_or(0, String::len) + calls.sum::<usize>()
+    };
+    let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
+    chat.tools.is_empty() && chat.output.is_none() && said.chain(shown).sum::<usize>() <= QUICK_BYTES
+}
+
+/// Renders and encodes what the model has not seen, and submits it.
+pub(super) async fn generate(
+    turn: &Turn,
+    is_quick: bool,
+    before: &Arc<Transcript>,
+    engine: &Engine,
+    chat: ChatOptions,
+) -> Result<ChatStream, EngineError> {
+    let (before, engine) = (before.clone(), engine.clone());
+    let begin = move |cancel: &Cancel| before.generate(&engine, ChatOptions { cancel: cancel.clone(), ..chat });
+    turn.compute(is_quick, begin).await
 }
 
 /// That the model did not change while the generation was cut off: its tokens would be another text.
@@ -198,10 +255,13 @@ impl Begun {
             }
         };
         let Started { call, stream, visible, before, compacted_at } = started;
-        let end = |error, figures| end(&turn, &call, error, figures, compacted_at);
+        let mut telling = sink.map(Telling::new);
         let progress = Progress::new(&turn, &call, generating.engine(), visible);
-        let followed = follow(progress, *stream, reservation, sink).await;
+        let followed = follow(progress, *stream, reservation, telling.as_mut()).await;
         turn.journal.caught_up().await;
+        let read = telling.map(Telling::end).unwrap_or_default();
+        let end =
+            |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
@@ -234,6 +294,7 @@ impl Begun {
             usage: Some(WrittenUsage(usage)),
             message: Some(Box::new(message)),
             compacted_at,
+            read: String::new(),
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
@@ -252,7 +313,9 @@ async fn compact(
     let compacted_at = Some(compacting.at());
     let begun = match compacting.finish(engine).await {
         Ok((before, _summary)) => {
-            before.generate(engine, chat).map(|stream| (before, stream)).map_err(engine_error)
+            let before = Arc::new(before);
+            let stream = generate(turn, false, &before, engine, chat).await;
+            stream.map(|stream| (before, stream)).map_err(engine_error)
         }
         Err(error) => Err(error),
     };
@@ -268,19 +331,19 @@ async fn recall(
     place: Place,
     compacting: Option<(Compacting, Engine)>,
     generating: Generating,
-    mut before: Transcript,
+    mut before: Arc<Transcript>,
     reservation: Reservation,
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
     // The guest may make calls because of what it reads, and the result may be behind theirs.
-    if let (Some(sink), GenerationRecord::Ended { result: Ok(generation), .. }) = (sink, &record) {
-        sink.push(&generation.text);
+    if let (Some(sink), GenerationRecord::Ended { result, read, .. }) = (sink, &record) {
+        sink.push(result.as_ref().map_or(read, |generation| &generation.text));
     }
     // If the summary failed, so did what was recorded.
     if let Some((compacting, engine)) = compacting
         && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
-        before = compacted;
+        before = Arc::new(compacted);
     }
     // As the first time, it is not there at once.
     tokio::task::yield_now().await;
@@ -323,10 +386,22 @@ pub(super) fn end(
     figures: Option<(Usage, Timing)>,
     compacted_at: Option<usize>,
 ) -> Error {
+    end_read(turn, call, error, figures, compacted_at, String::new())
+}
+
+/// The same, of a generation of which the guest had read so much.
+fn end_read(
+    turn: &Turn,
+    call: &Call,
+    error: Error,
+    figures: Option<(Usage, Timing)>,
+    compacted_at: Option<usize>,
+    read: String,
+) -> Error {
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
-        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at };
+        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -392,15 +467,30 @@ pub(super) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
     mut reservation: Reservation,
-    sink: Option<TextSink>,
+    mut telling: Option<&mut Telling>,
 ) -> Result<ChatOutcome, Error> {
-    while let Some(event) = stream.next().await {
+    let mut caught_up = pin!(progress.turn.journal.caught_up());
+    let mut is_caught_up = false;
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = &mut caught_up, if !is_caught_up => {
+                is_caught_up = true;
+                if let Some(telling) = &mut telling {
+                    telling.release();
+                }
+                continue;
+            }
+            event = stream.next() => event,
+        };
+        let Some(event) = event else { break };
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.taken_back(), &delta);
-                if let Some(sink) = &sink {
-                    sink.push(&delta);
+                if let Some(telling) = &mut telling {
+                    let was_read = stream.produced().len() <= progress.call.tokens().len();
+                    telling.push(&delta, was_read || is_caught_up);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {
@@ -419,7 +509,7 @@ pub(super) async fn follow(
 }
 
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
-fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Value>, Error> {
+fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
     let arguments = calls.iter().map(|call| {
         let tool = turn.tool(&call.name);
         let tool = tool.ok_or_else(|| {

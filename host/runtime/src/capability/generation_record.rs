@@ -30,6 +30,9 @@ pub(super) enum GenerationRecord {
         /// The conversation was compacted first: before this message of it.
         #[serde(default)]
         compacted_at: Option<usize>,
+        /// What a guest that reads it as it comes had read when it came to an error.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        read: String,
     },
 }
 

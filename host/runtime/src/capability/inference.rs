@@ -9,11 +9,11 @@ use super::{
     Capabilities, TurnContext,
     budget::Turn,
     compaction, completion,
-    generation::{self, Begun},
+    generation::{self, Asked, Begun},
     text_stream::text_stream,
 };
 use crate::{
-    RunEvent,
+    Json, RunEvent,
     bindings::{
         inference::{
             AssistantEntry, CompactOptions, Compaction, CompactionPolicy, Entry, GenerateOptions, Generation,
@@ -21,9 +21,11 @@ use crate::{
         },
         types::{Error, ToolResult, Usage},
     },
+    compute::in_place,
     journal::{Identity, Stopped},
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use skep_engine::{
     Engine,
     chat::{ChatMessage, Role},
@@ -40,8 +42,8 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        match accessor.with(|mut access| access.get().begin(&conversation, options))? {
-            Ok(begun) => Ok(begun.finish(None).await?),
+        match accessor.with(|mut access| access.get().ask(&conversation, options))? {
+            Ok(asked) => generated(asked).await,
             Err(error) => Ok(Err(error)),
         }
     }
@@ -51,8 +53,8 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
-        match accessor.with(|mut access| access.get().begin_compaction(&conversation, options))? {
-            Ok(begun) => Ok(begun.finish().await),
+        match accessor.with(|mut access| access.get().ask_compaction(&conversation, options))? {
+            Ok(asked) => Ok(asked.finish().await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -62,10 +64,14 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Streamed, Error>> {
-        accessor.with(|mut access| match access.get().begin(&conversation, options)? {
-            Ok(begun) => stream(access, begun).map(Ok),
+        let asked = match accessor.with(|mut access| access.get().ask(&conversation, options))? {
+            Ok(asked) => asked,
+            Err(error) => return Ok(Err(error)),
+        };
+        match asked.begin().await? {
+            Ok(begun) => accessor.with(|access| stream(access, begun)).map(Ok),
             Err(error) => Ok(Err(error)),
-        })
+        }
     }
 }
 
@@ -138,9 +144,10 @@ impl HostConversation for TurnContext {
         result: ToolResult,
     ) -> wasmtime::Result<Result<(), Error>> {
         self.charge(result.outcome.as_ref().map_or_else(String::len, String::len))?;
+        let bytes = result.outcome.as_ref().map_or_else(String::len, String::len);
         let conversation = self.table.get(&conversation)?;
         match self.turn() {
-            Ok(turn) => Ok(append_result(&turn, conversation, result)?),
+            Ok(turn) => Ok(in_place(bytes, || append_result(&turn, conversation, result))?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -148,8 +155,9 @@ impl HostConversation for TurnContext {
     fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
         self.charge(0)?;
         let messages = self.table.get(&conversation)?.messages();
-        self.charge_result(messages.iter().map(|message| message.content.len()).sum())?;
-        Ok(messages.into_iter().map(entry).collect())
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        self.charge_result(bytes)?;
+        Ok(in_place(bytes, || messages.into_iter().map(entry).collect()))
     }
 
     fn messages_page(
@@ -160,8 +168,9 @@ impl HostConversation for TurnContext {
     ) -> wasmtime::Result<Vec<Entry>> {
         self.charge(0)?;
         let messages = self.table.get(&conversation)?.messages_page(skip as usize, limit as usize);
-        self.charge_result(messages.iter().map(|message| message.content.len()).sum())?;
-        Ok(messages.into_iter().map(entry).collect())
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        self.charge_result(bytes)?;
+        Ok(in_place(bytes, || messages.into_iter().map(entry).collect()))
     }
 
     fn set_compaction(
@@ -210,31 +219,28 @@ impl TurnContext {
     }
 
     /// The outer error is for a handle that is none: the guest is broken and traps.
-    pub(super) fn begin(
+    pub(super) fn ask(
         &mut self,
         conversation: &Resource<Conversation>,
         options: GenerateOptions,
-    ) -> wasmtime::Result<Result<Begun, Error>> {
+    ) -> wasmtime::Result<Result<Asked, Error>> {
         self.charge(options.stop.iter().map(String::len).sum())?;
         while self.streams.try_join_next().is_some() {}
         let conversation = self.table.get(conversation)?;
         match self.turn() {
-            Ok(turn) => Ok(generation::begin(turn, conversation, options)?),
+            Ok(turn) => Ok(generation::ask(turn, conversation, options)?),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    pub(super) fn begin_compaction(
+    pub(super) fn ask_compaction(
         &mut self,
         conversation: &Resource<Conversation>,
         options: CompactOptions,
-    ) -> wasmtime::Result<Result<compaction::Begun, Error>> {
+    ) -> wasmtime::Result<Result<compaction::Asked, Error>> {
         self.charge(options.summary.as_ref().map_or(0, String::len))?;
         let conversation = self.table.get(conversation)?;
-        match self.turn() {
-            Ok(turn) => Ok(compaction::begin(&turn, conversation, options)?),
-            Err(error) => Ok(Err(error)),
-        }
+        Ok(self.turn().and_then(|turn| compaction::ask(&turn, conversation, options)))
     }
 
     pub(super) fn begin_completion(
@@ -260,6 +266,14 @@ impl TurnContext {
     }
 }
 
+/// Generates to the end.
+pub(super) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generation, Error>> {
+    match asked.begin().await? {
+        Ok(begun) => Ok(begun.finish(None).await?),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
 /// Lets a generation run beside the guest; it ends with the turn at the latest.
 fn stream(mut access: Access<'_, TurnContext, Capabilities>, begun: Begun) -> wasmtime::Result<Streamed> {
     let (sink, source) = text_stream();
@@ -282,6 +296,10 @@ fn append_result(
     result: ToolResult,
 ) -> Result<Result<(), Error>, Stopped> {
     let identity = Identity::new("append-tool-result", &result);
+    let bytes = result.outcome.as_ref().map_or_else(String::len, String::len);
+    if let Err(error) = conversation.check_room(bytes) {
+        return Ok(Err(error));
+    }
     let (id, name, outcome) = match check_result(turn, conversation, result) {
         Ok(checked) => checked,
         Err(error) => return Ok(Err(error)),
@@ -298,7 +316,7 @@ fn check_result(
     turn: &Turn,
     conversation: &Conversation,
     result: ToolResult,
-) -> Result<(String, String, Result<Value, String>), Error> {
+) -> Result<(String, String, Result<Json, String>), Error> {
     let ToolResult { call_id: id, outcome } = result;
     let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
@@ -317,7 +335,7 @@ fn check_result(
             let value = match tool {
                 Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
                 // It was offered in an earlier turn, or the agent was deployed anew without it.
-                None => serde_json::from_str(&text).map_err(|error| {
+                None => Json::from_text(text.clone()).map_err(|error| {
                     Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}"))
                 })?,
             };
@@ -345,13 +363,17 @@ fn entry(message: ChatMessage) -> Entry {
     }
 }
 
+/// A result that says what went wrong. Reading anything else ends at its first member.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Failed {
+    error: String,
+}
+
 /// The inverse of what `append_result` writes.
 fn outcome(content: String) -> Result<String, String> {
-    match serde_json::from_str::<Value>(&content) {
-        Ok(Value::Object(object)) if object.len() == 1 => match object.get("error") {
-            Some(Value::String(text)) => Err(text.clone()),
-            _ => Ok(content),
-        },
-        _ => Ok(content),
+    match serde_json::from_str::<Failed>(&content) {
+        Ok(Failed { error }) => Err(error),
+        Err(_) => Ok(content),
     }
 }

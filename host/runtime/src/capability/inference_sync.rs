@@ -2,7 +2,10 @@
 //!
 //! Nothing is done here: every call is that of `inference`, and the guest stands still until it is answered.
 
-use super::{TurnContext, completion, inference::Conversation};
+use super::{
+    TurnContext, completion,
+    inference::{Conversation, generated},
+};
 use crate::bindings::{
     inference,
     inference_sync::{Host, HostConversation},
@@ -90,8 +93,8 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
-        match self.begin_compaction(&conversation, options)? {
-            Ok(begun) => Ok(begun.finish().await),
+        match self.ask_compaction(&conversation, options)? {
+            Ok(asked) => Ok(asked.finish().await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -101,8 +104,8 @@ impl HostConversation for TurnContext {
         conversation: Resource<Conversation>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        match self.begin(&conversation, options)? {
-            Ok(begun) => Ok(begun.finish(None).await?),
+        match self.ask(&conversation, options)? {
+            Ok(asked) => generated(asked).await,
             Err(error) => Ok(Err(error)),
         }
     }

@@ -16,6 +16,17 @@ use wasmtime::{
 /// The generation's end. Dropping it ends the stream.
 pub(crate) struct TextSink(Arc<Mutex<Unread>>);
 
+/// The text of a generation for a guest that may be run again. It reads at once what it had read before a restart, because
+/// calls that it made may follow from that; what is new only when everything that it was answered by then has been
+/// answered again, because what follows from that came after it.
+pub(crate) struct Telling {
+    sink: TextSink,
+    /// All of it so far.
+    text: String,
+    /// Bytes of it that the guest may read.
+    told: usize,
+}
+
 /// The guest's end.
 pub(crate) struct TextSource(Arc<Mutex<Unread>>);
 
@@ -45,6 +56,34 @@ impl TextSink {
         if let Some(reader) = reader {
             reader.wake();
         }
+    }
+}
+
+impl Telling {
+    pub(crate) fn new(sink: TextSink) -> Self {
+        Telling { sink, text: String::new(), told: 0 }
+    }
+
+    /// More of the text, which the guest may read at once or after [`Telling::release`].
+    pub(crate) fn push(&mut self, delta: &str, at_once: bool) {
+        self.text.push_str(delta);
+        if at_once {
+            self.release();
+        }
+    }
+
+    /// The guest may read everything that there is.
+    pub(crate) fn release(&mut self) {
+        if self.told < self.text.len() {
+            self.sink.push(&self.text[self.told..]);
+            self.told = self.text.len();
+        }
+    }
+
+    /// The text ends here. Gives all of it.
+    pub(crate) fn end(mut self) -> String {
+        self.release();
+        self.text
     }
 }
 
@@ -78,5 +117,29 @@ impl<D> StreamProducer<D> for TextSource {
         }
         unread.reader = Some(cx.waker().clone());
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_new_is_read_when_it_is_released_and_the_end_comes_last() {
+        let (sink, source) = text_stream();
+        let mut telling = Telling::new(sink);
+        let read = || {
+            let mut unread = source.0.lock().expect("no test panics with it");
+            (std::mem::take(&mut unread.text), unread.ended)
+        };
+        telling.push("known ", true);
+        telling.push("new ", false);
+        telling.push("newer ", false);
+        assert_eq!(read(), ("known ".to_owned(), false));
+        telling.release();
+        assert_eq!(read(), ("new newer ".to_owned(), false));
+        telling.push("last", false);
+        assert_eq!(telling.end(), "known new newer last");
+        assert_eq!(read(), ("last".to_owned(), true));
     }
 }

@@ -11,6 +11,11 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
+    /// No delay is longer.
+    pub(super) fn longest_ms(self) -> u64 {
+        self.most_ms + self.most_ms / 4
+    }
+
     /// After so many tries; jitter adds up to a quarter.
     pub(super) fn delay_ms(self, attempt: u32) -> u64 {
         let exponent = attempt.saturating_sub(1);

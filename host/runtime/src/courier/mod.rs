@@ -15,6 +15,7 @@ mod alarm;
 mod backoff;
 mod delivery;
 mod places;
+mod rewind;
 mod turn;
 mod webhook;
 
@@ -53,6 +54,8 @@ struct Round {
     panics: HashMap<RowKey, u32>,
     /// There may be rows that have begun and that nobody runs.
     has_strays: bool,
+    /// As often as the clock was set back, and rows that waited for a later time were looked at.
+    set_back: u64,
     /// Read, and not begun yet.
     ready: VecDeque<Due>,
     alarms: Places,
@@ -91,6 +94,7 @@ impl Courier {
             panics: HashMap::new(),
             // Those of the host before.
             has_strays: true,
+            set_back: 0,
             ready: VecDeque::new(),
             alarms: Places::default(),
             events: Places::default(),
@@ -177,6 +181,11 @@ impl Round {
     async fn fill(&mut self) -> Result<u64, StoreError> {
         if self.has_strays {
             self.take_up().await?;
+        }
+        let set_back = self.services.clock.times_set_back();
+        if set_back != self.set_back {
+            rewind::rewind(&self.services).await?;
+            self.set_back = set_back;
         }
         loop {
             while let Some(ended) = self.running.try_join_next_with_id() {

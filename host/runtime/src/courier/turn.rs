@@ -47,6 +47,7 @@ pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) 
         Err(_) if !is_open() => Verdict::HostEnds,
         Err(error) => match &error {
             RuntimeError::MailboxFull { retry_after_ms, .. }
+            | RuntimeError::IntakeFull { retry_after_ms, .. }
             | RuntimeError::TooManyTurns { retry_after_ms, .. }
             | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {
                 let wait_ms = u64::from(*retry_after_ms);

@@ -22,7 +22,7 @@ pub(crate) use webhook::Webhooks;
 pub use webhook::{DeadLetter, DeadLetterTarget, NewWebhook, WebhookState, WebhookSummary};
 pub use webhook_test::WebhookTest;
 
-use crate::RuntimeError;
+use crate::{Json, RuntimeError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ pub struct Event {
     /// Who tells it.
     pub source: String,
     pub topic: String,
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     /// `None`: now.
     pub at_ms: Option<u64>,
     /// On whose behalf it is delivered.
@@ -76,7 +76,7 @@ impl Event {
     /// One that the host tells itself: its topic begins with `skep.`.
     pub fn of_host(id: String, topic: &str, data: Value, principal: String) -> Self {
         let (source, topic) = (HOST_SOURCE.to_owned(), topic.to_owned());
-        Event { id: Some(id), source, topic, data: Some(data), at_ms: None, principal }
+        Event { id: Some(id), source, topic, data: Some(Json::from(data)), at_ms: None, principal }
     }
 
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
@@ -108,16 +108,20 @@ pub fn unix_ms(time: &str) -> Option<u64> {
     u64::try_from(time.as_millisecond()).ok()
 }
 
-/// The data of an event as it is stored, if it is not too large.
-pub(crate) fn encode_data(data: Option<&Value>) -> Result<Option<Vec<u8>>, String> {
-    let Some(data) = data else { return Ok(None) };
-    let bytes = serde_json::to_vec(data).expect("JSON is always JSON");
-    match bytes.len() {
+/// Whether the data of an event is not too large.
+pub(crate) fn check_data(data: Option<&Json>) -> Result<(), String> {
+    match data.map_or(0, |data| data.get().len()) {
         size if size > MAX_DATA_BYTES => {
             Err(format!("the data of an event has {size} bytes; {MAX_DATA_BYTES} are allowed"))
         }
-        _ => Ok(Some(bytes)),
+        _ => Ok(()),
     }
+}
+
+/// The data of an event as it is stored, if it is not too large.
+pub(crate) fn encode_data(data: Option<&Json>) -> Result<Option<Vec<u8>>, String> {
+    check_data(data)?;
+    Ok(data.map(|data| data.get().to_owned().into_bytes()))
 }
 
 #[cfg(test)]
@@ -151,7 +155,7 @@ mod tests {
 
     #[test]
     fn data_is_bounded() {
-        let large = Value::String("x".repeat(MAX_DATA_BYTES));
+        let large = Json::from(Value::String("x".repeat(MAX_DATA_BYTES)));
         assert!(encode_data(Some(&large)).expect_err("too large").contains("are allowed"));
         assert_eq!(encode_data(None), Ok(None));
     }

@@ -1,45 +1,79 @@
-//! Room for events on their way. What would wait beyond it is refused, to whoever causes it.
+//! Room for events on their way. What would wait beyond it is refused, to whoever causes it, and where there are several
+//! tenants each has its share of it.
 
 use super::EventRouter;
-use crate::RuntimeError;
-use skep_store::Store;
+use crate::{
+    RuntimeError, metric,
+    tenancy::{Shares, Tenancy},
+};
+use skep_store::{NewEvent, Store};
+use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 /// Deliveries that may wait, over all targets.
 const MAX_WAITING: usize = 100_000;
 /// What a caller is told to wait.
 const RETRY_AFTER_MS: u32 = 5_000;
+/// How soon deliveries are counted again for who is refused: counting many takes long.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Outbox {
     pub(crate) router: EventRouter,
     store: Store,
-    /// At least so many more may be written. Deliveries that are over make it more, which the next count finds.
-    room: Mutex<usize>,
+    waiting: Mutex<Waiting>,
     max_waiting: usize,
+    count_interval: Duration,
+    tenancy: Tenancy,
+}
+
+/// No more than these wait. Deliveries that are over make it fewer, which the next count finds.
+#[derive(Default)]
+struct Waiting {
+    shares: Shares,
+    counted_at: Option<Instant>,
 }
 
 impl Outbox {
-    pub(crate) fn new(store: Store) -> Self {
-        Outbox { router: EventRouter::default(), store, room: Mutex::new(0), max_waiting: MAX_WAITING }
+    pub(crate) fn new(store: Store, tenancy: Tenancy) -> Self {
+        let (router, waiting) = (EventRouter::default(), Mutex::default());
+        Outbox { router, store, waiting, max_waiting: MAX_WAITING, count_interval: COUNT_INTERVAL, tenancy }
     }
 
-    /// Takes room for so many deliveries, which are written next.
-    pub(crate) async fn reserve(&self, deliveries: usize) -> Result<(), RuntimeError> {
+    /// Takes room for so many deliveries of a tenant's event, which are written next.
+    pub(crate) async fn reserve(&self, tenant: &str, deliveries: usize) -> Result<(), RuntimeError> {
         if deliveries == 0 {
             return Ok(());
         }
-        let mut room = self.room.lock().await;
-        if *room < deliveries {
-            let limit = u32::try_from(self.max_waiting).unwrap_or(u32::MAX);
-            let waiting = self.store.count_deliveries(limit).await?;
-            *room = self.max_waiting - waiting as usize;
+        let mut waiting = self.waiting.lock().await;
+        let may_take = |waiting: &Waiting| {
+            waiting.counted_at.is_some()
+                && waiting.shares.may_take(tenant, deliveries, self.max_waiting, self.tenancy.has_several())
+        };
+        if !may_take(&waiting) && waiting.counted_at.is_none_or(|at| at.elapsed() >= self.count_interval) {
+            let counted = self.store.count_deliveries().await?;
+            *waiting = Waiting { shares: counted.into_iter().collect(), counted_at: Some(Instant::now()) };
         }
-        match room.checked_sub(deliveries) {
-            Some(left) => {
-                *room = left;
-                Ok(())
+        if may_take(&waiting) {
+            waiting.shares.take(tenant, deliveries);
+            return Ok(());
+        }
+        let limit = waiting.shares.all();
+        let whose = if limit < self.max_waiting { " (with what is left for other tenants)" } else { "" };
+        Err(RuntimeError::OutboxFull { whose, limit, retry_after_ms: RETRY_AFTER_MS })
+    }
+
+    /// The event that tells of a turn's end, if there is room for it. A turn must not fail because nobody takes events.
+    pub(crate) async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
+        let event = event?;
+        match self.reserve(&event.principal, event.deliveries.len()).await {
+            Ok(()) => {
+                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
+                Some(event)
             }
-            None => Err(RuntimeError::OutboxFull { limit: self.max_waiting, retry_after_ms: RETRY_AFTER_MS }),
+            Err(error) => {
+                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
+                None
+            }
         }
     }
 }
@@ -47,10 +81,9 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skep_store::{AgentRow, NewDelivery, NewEvent, Target};
+    use skep_store::{AgentRow, NewDelivery, Target};
 
-    #[tokio::test]
-    async fn a_full_outbox_refuses_until_deliveries_are_over() {
+    async fn outbox(max_waiting: usize) -> Outbox {
         let store = Store::in_memory().await.expect("a database in memory");
         let agent = AgentRow {
             name: "a".into(),
@@ -60,24 +93,45 @@ mod tests {
             deployed_by: "ann".into(),
         };
         store.put_agent(&agent, b"component", &[]).await.expect("stored");
-        let outbox = Outbox { max_waiting: 2, ..Outbox::new(store.clone()) };
+        Outbox { max_waiting, count_interval: Duration::ZERO, ..Outbox::new(store, Tenancy::default()) }
+    }
+
+    async fn publish(outbox: &Outbox, id: &str, principal: &str, deliveries: usize) {
         let target = Target::Session { agent: "a".into(), session: "s".into() };
         let event = NewEvent {
             source: "shop".into(),
-            id: "1".into(),
+            id: id.into(),
             topic: "t".into(),
             data: None,
-            principal: "p".into(),
+            principal: principal.into(),
             hops: 0,
             at_ms: 1,
-            deliveries: vec![NewDelivery { target, undeliverable: None }; 2],
+            deliveries: vec![NewDelivery { target, undeliverable: None }; deliveries],
         };
-        outbox.reserve(2).await.expect("there is room for two");
-        store.publish(&event, 1).await.expect("written");
-        let refused = outbox.reserve(1).await.expect_err("it is full");
+        outbox.store.publish(&event, 1).await.expect("written");
+    }
+
+    #[tokio::test]
+    async fn a_full_outbox_refuses_until_deliveries_are_over() {
+        let outbox = outbox(2).await;
+        outbox.reserve("p", 2).await.expect("there is room for two");
+        publish(&outbox, "1", "p", 2).await;
+        let refused = outbox.reserve("p", 1).await.expect_err("it is full");
         assert!(matches!(refused, RuntimeError::OutboxFull { limit: 2, .. }), "{refused}");
-        outbox.reserve(0).await.expect("nothing needs no room");
-        store.delete_session("a", "s").await.expect("deleted");
-        outbox.reserve(2).await.expect("there is room again");
+        outbox.reserve("p", 0).await.expect("nothing needs no room");
+        outbox.store.delete_session("a", "s").await.expect("deleted");
+        outbox.reserve("p", 2).await.expect("there is room again");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_with_many_deliveries_leaves_room_for_others() {
+        let outbox = outbox(100).await;
+        outbox.tenancy.set_several(true);
+        publish(&outbox, "1", "greedy", 75).await;
+        let refused = outbox.reserve("greedy", 1).await.expect_err("its share is used up");
+        assert!(refused.to_string().contains("other tenants"), "{refused}");
+        outbox.reserve("other", 10).await.expect("there is room for others");
+        publish(&outbox, "2", "other", 10).await;
+        outbox.reserve("other", 16).await.expect_err("there is not so much");
     }
 }

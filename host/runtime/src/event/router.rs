@@ -1,7 +1,7 @@
 //! Who takes which events: the triggers of the agents in force, and the webhooks.
 
 use super::{EventTrigger, TopicPattern};
-use crate::{RuntimeError, Tenant};
+use crate::{Json, RuntimeError, Tenant};
 use serde_json::Value;
 use skep_store::{NewDelivery, Target};
 use std::{
@@ -29,13 +29,16 @@ impl EventRouter {
         principal: &str,
         id: &str,
         topic: &str,
-        data: Option<&Value>,
+        data: Option<&Json>,
     ) -> Vec<NewDelivery> {
         let subscriptions = self.read();
+        let takes = |trigger: &&EventTrigger| trigger.topic.matches(topic);
+        let mut takers = subscriptions.agents.values().flatten().filter(takes);
+        let data = if takers.any(|trigger| trigger.session.reads_data()) { data.map(Json::value) } else { None };
         let mut deliveries: Vec<NewDelivery> = Vec::new();
         for (agent, triggers) in &subscriptions.agents {
-            for trigger in triggers.iter().filter(|trigger| trigger.topic.matches(topic)) {
-                let (session, undeliverable) = match session_of(trigger, principal, id, topic, data) {
+            for trigger in triggers.iter().filter(takes) {
+                let (session, undeliverable) = match session_of(trigger, principal, id, topic, data.as_ref()) {
                     Ok(session) => (session, None),
                     Err(why) => (String::new(), Some(why)),
                 };
@@ -134,10 +137,10 @@ mod tests {
         router.set_agent("b", &[trigger("bill.*", "s")]);
         router.set_webhook("w", vec![TopicPattern::new("order.paid").expect("a pattern")]);
         let to = |session: &str| Target::Session { agent: "a".into(), session: session.into() };
-        let routed = router.route("local", "1", "order.paid", Some(&json!({"id": "t"})));
+        let routed = router.route("local", "1", "order.paid", Some(&json!({"id": "t"}).into()));
         let targets: Vec<_> = routed.into_iter().map(|delivery| delivery.target).collect();
         assert_eq!(targets, [to("s"), to("t"), Target::Webhook("w".into())]);
-        let of_a_tenant = router.route("acme", "1", "bill.paid", Some(&json!({"id": "rival/t"})));
+        let of_a_tenant = router.route("acme", "1", "bill.paid", Some(&json!({"id": "rival/t"}).into()));
         let sessions: Vec<_> = of_a_tenant.into_iter().map(|delivery| delivery.target).collect();
         assert_eq!(sessions[0], to("acme/s"));
         assert_eq!(sessions[1], to(""), "what an event names cannot be another tenant's");

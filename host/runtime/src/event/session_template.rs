@@ -65,6 +65,11 @@ impl SessionTemplate {
         Ok(SessionTemplate { text: text.to_owned(), pieces })
     }
 
+    /// Whether the session depends on the data of an event.
+    pub(crate) fn reads_data(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Data(_)))
+    }
+
     /// The session's id for an event, or why there is none.
     pub(crate) fn render(&self, id: &str, topic: &str, data: Option<&Value>) -> Result<String, String> {
         let mut session = String::new();

@@ -1,7 +1,6 @@
 //! What the host tells about events.
 
-use crate::RuntimeError;
-use serde_json::Value;
+use crate::{Json, RuntimeError};
 use skep_store::EventRow;
 
 /// An event, and how its deliveries stand.
@@ -12,7 +11,7 @@ pub struct EventSummary {
     pub id: String,
     pub source: String,
     pub topic: String,
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub at_ms: u64,
     pub published_at_ms: u64,
     /// Deliveries that are still tried.

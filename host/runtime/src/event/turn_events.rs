@@ -2,7 +2,7 @@
 
 use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
 use crate::{
-    Invocation, Origin, Outcome, RuntimeError,
+    Invocation, Json, Origin, Outcome, RuntimeError,
     access::{plain_session, tenant_of},
 };
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ impl TurnEnding {
                 "completion_tokens": outcome.usage.completion_tokens,
             },
         });
-        let data_bytes = outcome.data.as_ref().map_or(0, |data| data.to_string().len());
+        let data_bytes = outcome.data.as_ref().map_or(0, |data| data.get().len());
         // The JSON of a text is at most six times as long; a reply that may not fit is asked for by its turn.
         if outcome.text.len() * 6 + data_bytes <= MAX_REPLY_BYTES {
             told["text"] = json!(outcome.text);
@@ -110,12 +110,13 @@ impl TurnEnding {
     }
 
     fn event(&self, outbox: &Outbox, topic: &str, told: &Value, at_ms: u64) -> Option<NewEvent> {
-        let deliveries = outbox.router.route(&self.principal, &self.turn_id, topic, Some(told));
+        let told = Json::from(told);
+        let deliveries = outbox.router.route(&self.principal, &self.turn_id, topic, Some(&told));
         Some(NewEvent {
             source: HOST_SOURCE.to_owned(),
             id: self.turn_id.clone(),
             topic: topic.to_owned(),
-            data: encode_data(Some(told)).ok()?,
+            data: encode_data(Some(&told)).ok()?,
             principal: self.principal.clone(),
             hops: self.hops + 1,
             at_ms,

@@ -6,7 +6,7 @@
 //! the caller, and both their clocks stand.
 
 use crate::{
-    Invocation, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
+    Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
     access::{plain_session, session_beside},
     agent_host::Services,
     bindings::tools::ToolError,
@@ -15,7 +15,6 @@ use crate::{
     journal::{Call, Stopped},
     tools::Tool,
 };
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skep_engine::EngineError;
 use std::{
@@ -100,9 +99,9 @@ pub(super) async fn call(
     attempt: u32,
     agent: &Arc<Deployed>,
     tool: &Tool,
-    arguments: Value,
+    arguments: Json,
     timeout: Option<Duration>,
-) -> Result<Result<Value, ToolError>, Stopped> {
+) -> Result<Result<Json, ToolError>, Stopped> {
     let callee = agent.manifest.name.to_string();
     let callers = match chain(turn, &callee) {
         Ok(callers) => callers,
@@ -228,6 +227,7 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         RuntimeError::ToolFailed { message } => ToolError::Failed(message),
         RuntimeError::TurnFailed { code: "tool_failed", message } => ToolError::Failed(message),
         RuntimeError::MailboxFull { .. }
+        | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::TokensUsedUp(_)
         | RuntimeError::Engine(EngineError::Busy { .. })

@@ -1,8 +1,15 @@
-//! A host call that the guest makes, with what is known of it from before a restart.
+//! One host call, and what is known of it from before a restart.
 
 use super::{flight::Flying, record::Identity, replay::Place};
+use crate::Json;
 use skep_engine::{ModelDigest, TakenBack};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// The place of a call among the guest's calls, before all of it is known.
+pub(crate) struct Made {
+    pub(super) number: u32,
+    pub(super) flying: Flying,
+}
 
 /// A host call that the guest makes.
 pub(crate) struct Call {
@@ -29,7 +36,7 @@ pub(super) enum Past {
         dispatched: bool,
     },
     Ended {
-        result: serde_json::Value,
+        result: Json,
         place: Place,
     },
 }

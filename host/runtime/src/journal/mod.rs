@@ -14,20 +14,22 @@
 mod call;
 mod clock;
 mod flight;
+mod numbers;
 mod random;
 mod record;
 mod replay;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use call::Call;
+pub(crate) use call::{Call, Made};
 pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::Waits;
+use numbers::Numbers;
 pub(crate) use random::{random, seed};
-pub(crate) use record::Identity;
+pub(crate) use record::{Identity, SUMMARISE};
 pub(crate) use replay::Place;
 
-use crate::{RunEvent, RuntimeError, feed::Feed};
+use crate::{Json, RunEvent, RuntimeError, feed::Feed};
 use call::Past;
 use flight::Flight;
 use record::{Record, first_u64};
@@ -65,7 +67,7 @@ pub(crate) struct Journal {
 }
 
 struct Inner {
-    next_call: u32,
+    numbers: Numbers,
     /// What is left to be replayed.
     recorded: BTreeMap<u32, Recorded>,
     last_position: u64,
@@ -122,7 +124,7 @@ impl Journal {
         let last_shown = shown.last().map_or(0, |(id, _)| *id);
         feed.publish(shown);
         let inner = Inner {
-            next_call: 1,
+            numbers: Numbers::new(),
             recorded: calls,
             last_position,
             last_shown,
@@ -145,12 +147,56 @@ impl Journal {
 
     /// The guest makes a call: its next one.
     pub(crate) fn call(&self, identity: Identity) -> Result<Call, Stopped> {
+        let made = self.make()?;
+        self.identify(made, identity)
+    }
+
+    /// The guest makes a call whose identity takes long to compute.
+    pub(crate) fn make(&self) -> Result<Made, Stopped> {
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
         }
-        let number = inner.next_call;
-        inner.next_call += 1;
+        let Inner { numbers, recorded, .. } = &mut *inner;
+        let number = numbers.take(|number| recorded.get(&number).is_some_and(Recorded::is_of_host));
+        self.order.made(numbers.made());
+        Ok(Made { number, flying: self.flight.call() })
+    }
+
+    /// The host makes a call for one of the guest's, or makes it again: it is found by what it is.
+    pub(crate) fn call_of_host(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
+        debug_assert!(identity.is_of_host(), "the guest makes calls of other names");
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let is_it = |recorded: &Recorded| recorded.identity.as_ref() == Some(&identity);
+        let known = inner.recorded.iter().find(|(_, recorded)| is_it(recorded)).map(|(number, _)| *number);
+        let number = match known {
+            Some(number) => {
+                inner.numbers.take_known(number);
+                number
+            }
+            None => {
+                let last_recorded = inner.recorded.last_key_value().map_or(0, |(number, _)| *number);
+                let number = inner.numbers.take_new(last_recorded);
+                // Before anything with a later number.
+                self.append(&mut inner, number, [Record::Dispatched { call: identity.clone() }]);
+                number
+            }
+        };
+        self.order.made(inner.numbers.made());
+        drop(inner);
+        self.identify(Made { number, flying: self.flight.call() }, identity)
+    }
+
+    /// What is known of a call that was made.
+    pub(crate) fn identify(&self, made: Made, identity: Identity) -> Result<Call, Stopped> {
+        let Made { number, flying } = made;
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
         let mut shown = 0;
         let past = match inner.recorded.remove(&number) {
             None => Past::None,
@@ -171,7 +217,6 @@ impl Journal {
                 Past::Begun { tokens, taken_back, model, shown_bytes, dispatched }
             }
         };
-        self.order.made(number);
         let is_journalled = matches!(&past, Past::Begun { tokens, .. } if !tokens.is_empty());
         Ok(Call {
             number,
@@ -179,7 +224,7 @@ impl Journal {
             past,
             shown: AtomicU32::new(shown),
             is_journalled: AtomicBool::new(is_journalled),
-            _flying: self.flight.call(),
+            _flying: flying,
         })
     }
 
@@ -212,7 +257,7 @@ impl Journal {
         call: &mut Call,
     ) -> Result<Option<(T, Place)>, Stopped> {
         match std::mem::replace(&mut call.past, Past::None) {
-            Past::Ended { result, place } => match serde_json::from_value(result) {
+            Past::Ended { result, place } => match result.read() {
                 Ok(result) => Ok(Some((result, place))),
                 Err(error) => {
                     let name = &call.identity.name;
@@ -302,9 +347,9 @@ impl Journal {
 
     /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
-        let value = serde_json::to_value(result).expect("results of host calls are always JSON");
+        let value = Json::written(result).expect("results of host calls are always JSON");
         let mut inner = self.lock();
-        let result = Record::Result { call: call.identity.clone(), value, made: inner.next_call - 1 };
+        let result = Record::Result { call: call.identity.clone(), value, made: inner.numbers.made() };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));
         self.append(&mut inner, call.number, records);
     }

@@ -1,10 +1,12 @@
 //! What the records of a journal say, and how they are written.
 
-use crate::RunEvent;
+use crate::{Json, RunEvent};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use skep_engine::{ModelDigest, TakenBack};
+
+/// A summary of a conversation, the only call that the host makes by itself.
+pub(crate) const SUMMARISE: &str = "summarise";
 
 /// What a call is recognised by when the guest makes it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +37,7 @@ pub(super) enum Record {
     /// What a call came to, and how many calls the guest had made by then.
     Result {
         call: Identity,
-        value: Value,
+        value: Json,
         #[serde(default)]
         made: u32,
     },
@@ -46,6 +48,11 @@ pub(super) enum Record {
 }
 
 impl Identity {
+    /// Whether it is of a call that the host makes for one of the guest's.
+    pub(super) fn is_of_host(&self) -> bool {
+        self.name == SUMMARISE
+    }
+
     pub(crate) fn new(name: &str, arguments: &impl Serialize) -> Self {
         let mut hasher = Sha256::new();
         serde_json::to_writer(&mut hasher, arguments).expect("arguments of host calls are always JSON");

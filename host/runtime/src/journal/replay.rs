@@ -1,8 +1,7 @@
 //! What a journal holds from before a restart, call by call.
 
 use super::record::{Identity, Record};
-use crate::{RunEvent, RuntimeError};
-use serde_json::Value;
+use crate::{Json, RunEvent, RuntimeError};
 use skep_engine::{ModelDigest, TakenBack};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
@@ -23,11 +22,17 @@ pub(super) struct Recorded {
     pub(super) dispatched: bool,
     /// What the caller was shown of it while it went on.
     pub(super) events: u32,
-    pub(super) result: Option<Value>,
+    pub(super) result: Option<Json>,
     /// How many results came before this one.
     pub(super) order: u32,
     /// How many calls the guest had made when it came.
     pub(super) made: u32,
+}
+
+impl Recorded {
+    pub(super) fn is_of_host(&self) -> bool {
+        self.identity.as_ref().is_some_and(Identity::is_of_host)
+    }
 }
 
 /// A journal as it was read.
@@ -117,10 +122,10 @@ impl Order {
         Order { reached: watch::Sender::default(), results }
     }
 
-    /// The guest makes this call, the one after its last.
+    /// All calls up to this one have been made.
     pub(super) fn made(&self, call: u32) {
         self.reached.send_if_modified(|reached| {
-            reached.made = call;
+            reached.made = reached.made.max(call);
             reached.delivered < self.results
         });
     }

@@ -1,8 +1,7 @@
 //! What the host tells about schedules.
 
 use super::ScheduleTiming;
-use crate::RuntimeError;
-use serde_json::Value;
+use crate::{Json, RuntimeError};
 use skep_store::ScheduleRow;
 
 /// A schedule, as it stands.
@@ -16,7 +15,7 @@ pub struct ScheduleSummary {
     /// It is of the manifest, not of the session.
     pub is_of_manifest: bool,
     pub timing: ScheduleTiming,
-    pub data: Option<Value>,
+    pub data: Option<Json>,
     pub state: ScheduleState,
     pub due_at_ms: u64,
     /// Tries of the time that is due.

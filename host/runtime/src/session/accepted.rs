@@ -1,8 +1,7 @@
 //! A message that was accepted: what is stored of it, and the turns that follow from it while they are in memory.
 
-use crate::{Invocation, Origin, RuntimeError, feed::Feed};
+use crate::{Invocation, Json, Origin, RuntimeError, feed::Feed, json::same_but_for_blanks};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
 use std::{
@@ -32,14 +31,24 @@ pub(crate) enum Standing {
 }
 
 /// What makes a turn run again as it ran, beside its seed.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 pub(crate) struct Input {
     principal: String,
     text: String,
-    data: Option<Value>,
+    data: Option<Json>,
     origin: Origin,
     /// Gives way to others. What was stored before there was such work has none of it.
     #[serde(default)]
+    is_background: bool,
+}
+
+/// The same, as it is written.
+#[derive(Serialize)]
+struct WrittenInput<'a> {
+    principal: &'a str,
+    text: &'a str,
+    data: Option<&'a Json>,
+    origin: &'a Origin,
     is_background: bool,
 }
 
@@ -88,10 +97,16 @@ impl Standing {
 
 impl Input {
     pub(crate) fn encode(invocation: &Invocation) -> Vec<u8> {
-        let Invocation { principal, text, data, origin, priority, .. } = invocation.clone();
-        let is_background = priority == Priority::Background;
-        let input = Input { principal, text, data, origin, is_background };
+        let Invocation { principal, text, data, origin, priority, .. } = invocation;
+        let is_background = *priority == Priority::Background;
+        let input = WrittenInput { principal, text, data: data.as_ref(), origin, is_background };
         serde_json::to_vec(&input).expect("strings and JSON are always JSON")
+    }
+
+    /// Whether this is the message that was stored. A client may write the same JSON with other blanks the next time.
+    pub(crate) fn is_same(stored: &[u8], invocation: &Invocation) -> bool {
+        let sent = Self::encode(invocation);
+        stored == sent || same_but_for_blanks(stored, &sent)
     }
 
     /// The invocation of a turn that is run without its caller.

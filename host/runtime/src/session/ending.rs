@@ -3,6 +3,7 @@
 use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
+    access::tenant_of,
     capability::{TurnContext, check_size, log::now_ms, schedule::ScheduleView, state::apply},
     event::turn_events::TurnEnding,
     metric,
@@ -71,7 +72,7 @@ impl Actor {
         let SessionKey { agent, session } = self.key.clone();
         let at_ms = now_ms();
         let event = ending.and_then(|ending| ending.failed(&self.services.outbox, error, at_ms));
-        let events: Vec<NewEvent> = self.with_room(event).await.into_iter().collect();
+        let events: Vec<NewEvent> = self.services.outbox.with_room(event).await.into_iter().collect();
         let error = StoredFailure::encode(error);
         let token_use = spend.as_ref().and_then(Spend::row);
         // A caller that is run again must not have its call made again: something of it may have happened.
@@ -79,21 +80,6 @@ impl Actor {
         let failure =
             TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
         Settlement { failure, spend, _live: live.clone() }.write(&self.services).await;
-    }
-
-    /// The event that tells of the turn's end, if there is room for it. A turn must not fail because nobody takes events.
-    async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
-        let event = event?;
-        match self.services.outbox.reserve(event.deliveries.len()).await {
-            Ok(()) => {
-                metrics::counter!(metric::EVENTS, "source" => "host").increment(1);
-                Some(event)
-            }
-            Err(error) => {
-                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
-                None
-            }
-        }
     }
 
     /// Writes what the turn changed, and remembers it.
@@ -116,9 +102,10 @@ impl Actor {
         let outbox = &self.services.outbox;
         let mut events =
             context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
-        outbox.reserve(events.iter().map(|event| event.deliveries.len()).sum()).await?;
+        let deliveries = events.iter().map(|event| event.deliveries.len()).sum();
+        outbox.reserve(tenant_of(&self.key.session), deliveries).await?;
         metrics::counter!(metric::EVENTS, "source" => "agent").increment(events.len() as u64);
-        events.extend(self.with_room(ending.done(outbox, &outcome, at_ms)).await);
+        events.extend(outbox.with_room(ending.done(outbox, &outcome, at_ms)).await);
         let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
         let rings = !(events.is_empty() && schedules.is_empty());
         let occasion = ending.occasion();

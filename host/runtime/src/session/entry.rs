@@ -1,14 +1,13 @@
 //! Which of the agent's exports a turn calls, with what, and what its answer means.
 
 use crate::{
-    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, RuntimeError, ToolOrigin,
+    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin,
     access::plain_session,
     approvals,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
     capability::Turn,
     journal::{Identity, Stopped},
 };
-use serde_json::Value;
 use skep_engine::EngineError;
 use std::{sync::Arc, time::Instant};
 
@@ -41,7 +40,7 @@ impl Entry {
         let Invocation { session, text, data, origin, .. } = invocation;
         // As its tenant calls it: an agent does the same for each of them.
         let session = plain_session(&session).to_owned();
-        let data = data.map(|data| data.to_string());
+        let data = data.map(|data| data.get().to_owned());
         let message = |text, data, session, origin| {
             Entry::Message(handler::Message { text, data, session, turn, received_at_ms, origin })
         };
@@ -105,7 +104,7 @@ impl Reply {
     }
 
     /// The text and the data of the outcome, or what the agent's refusal means to its caller.
-    pub(crate) fn into_outcome(self, deadline: Instant) -> Result<(String, Option<Value>), RuntimeError> {
+    pub(crate) fn into_outcome(self, deadline: Instant) -> Result<(String, Option<Json>), RuntimeError> {
         match self {
             Reply::Said(reply) => said(reply.text, reply.data),
             Reply::Handled => Ok((String::new(), None)),
@@ -134,13 +133,13 @@ impl From<Result<String, String>> for Reply {
     }
 }
 
-fn said(text: String, data: Option<String>) -> Result<(String, Option<Value>), RuntimeError> {
+fn said(text: String, data: Option<String>) -> Result<(String, Option<Json>), RuntimeError> {
     let bytes = text.len().max(data.as_ref().map_or(0, String::len));
     if bytes > MAX_REPLY_BYTES {
         let message = format!("the reply has {bytes} bytes; {MAX_REPLY_BYTES} are allowed");
         return Err(RuntimeError::LimitExceeded { limit: "reply_bytes", message });
     }
-    let data = data.map(|data| serde_json::from_str(&data)).transpose();
+    let data = data.map(Json::from_text).transpose();
     let data = data.map_err(|error| RuntimeError::AgentFailed {
         message: format!("the data of its reply is not JSON: {error}"),
     })?;

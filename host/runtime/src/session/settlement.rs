@@ -1,9 +1,10 @@
 //! The end of a turn that failed, on its way into the store. Its caller was told, so it must not run again: while the store
 //! fails, the end is written again and again, and the turn is held meanwhile.
 
-use super::{Live, SessionKey, StoredFailure};
+use super::{Live, Message, SessionKey, StoredFailure};
 use crate::{
-    RuntimeError, agent_host::Services, capability::log::now_ms, store_retry::stored, token_budget::Spend,
+    RuntimeError, agent_host::Services, capability::log::now_ms, event::turn_events::TurnEnding,
+    store_retry::stored, token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -17,6 +18,26 @@ pub(crate) struct Settlement {
 }
 
 impl Settlement {
+    /// A turn that ran in processes that died, and does not run in this one. Its end is told as that of any turn that failed.
+    pub(crate) async fn of_lost(
+        services: &Services,
+        key: TurnKey,
+        place: SessionKey,
+        error: &RuntimeError,
+        live: Arc<Live>,
+    ) -> Self {
+        let mut settlement = Settlement::of_unbegun(key, place, error, true, live);
+        // One that cannot be read has nobody to be told about.
+        if let Ok(Some(row)) = services.store.turn_by_key(key).await
+            && let id = row.id.clone()
+            && let Ok(Message::Here { invocation, .. }) = Message::read(row)
+        {
+            let event = TurnEnding::of(&invocation, &id).failed(&services.outbox, error, settlement.failure.at_ms);
+            settlement.failure.events.extend(services.outbox.with_room(event).await);
+        }
+        settlement
+    }
+
     /// Of a turn that never began.
     pub(crate) fn of_unbegun(
         key: TurnKey,

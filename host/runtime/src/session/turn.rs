@@ -13,7 +13,7 @@ use super::{
     turn_span,
 };
 use crate::{
-    Invocation, Origin, Outcome, RunEvent, RuntimeError,
+    Invocation, Json, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
     capability::{
         ConversationSet, SessionRoom, Turn, TurnContext,
@@ -28,6 +28,7 @@ use crate::{
     feed::{Feed, TurnEnd},
     host_tools::TurnTools,
     instance,
+    intake::Held,
     journal::{self, Journal},
     metric,
 };
@@ -52,11 +53,14 @@ pub(crate) struct TurnRequest {
     pub(crate) live: Arc<Live>,
     /// Held until the turn has ended, so that a drain waits for it.
     pub(crate) _active: Active,
+    /// The room of the message, held until the turn has ended.
+    pub(crate) _held: Held,
 }
 
 impl TurnRequest {
-    pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, active: Active) -> Self {
-        TurnRequest { message, end: TurnEnd::new(feed), parent: Span::current(), live, _active: active }
+    pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, active: Active, held: Held) -> Self {
+        let (end, parent) = (TurnEnd::new(feed), Span::current());
+        TurnRequest { message, end, parent, live, _active: active, _held: held }
     }
 }
 
@@ -73,7 +77,7 @@ struct Opened {
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { message, end, parent, live, _active } = request;
+        let TurnRequest { message, end, parent, live, _active, _held } = request;
         let span = turn_span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();
         let result = self.run_message(message, &end, started, &live).instrument(span.clone()).await;
@@ -330,6 +334,7 @@ impl Actor {
             grants: agent.manifest.grants.events.clone(),
             limit: agent.limits.events,
             emitted: Vec::new(),
+            bytes: 0,
         });
         context.schedules = Some(ScheduleView {
             store: store.clone(),
@@ -389,7 +394,7 @@ impl Actor {
         opened: &mut Opened,
         end: &TurnEnd,
         entry: Entry,
-    ) -> Option<Result<(String, Option<serde_json::Value>), RuntimeError>> {
+    ) -> Option<Result<(String, Option<Json>), RuntimeError>> {
         let Opened { agent, turn, journal, context, .. } = opened;
         let mut gone = self.gone.clone();
         let parked = AtomicBool::new(false);
@@ -413,7 +418,7 @@ impl Actor {
             }
         }
         let instance = tokio::select! {
-            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len())) => instance,
+            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };

@@ -1,9 +1,11 @@
 //! Calls that a person decides about: what is asked survives everything, and is decided once.
 
 use super::{
+    doer::{MANIFEST, doer},
     fixture::{Host, invocation, until},
     guest::echo,
-    tools::{caller, counting, echoing, granted, granting, relay},
+    outside::Outside,
+    tools::{caller, echoing, granted, granting, relay},
 };
 use crate::{
     Approval, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions, Tenant,
@@ -22,6 +24,13 @@ pub(super) async fn start(more: &str) -> Host {
     host.deploy("desk", &format!("{}\n{more}", granted("\"agent:orders/find\"")), caller())
         .await
         .expect("valid");
+    host
+}
+
+/// A host with the agent `orders`, whose tool sends something outside; a person decides about it.
+async fn start_outside(outside: &Outside) -> Host {
+    let host = Host::with(outside.options()).await;
+    host.deploy("orders", &format!("{MANIFEST}\n{ASKS}"), doer(outside)).await.expect("valid");
     host
 }
 
@@ -120,15 +129,15 @@ async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_me
 
 #[tokio::test]
 async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping() {
-    let host = Host::with(granting(&["agent:*/*"])).await;
-    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let outside = Outside::start();
+    let host = start_outside(&outside).await;
     host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
     let turn = handle.turn_id().to_owned();
     // Nobody decides before that; a drain that waited would not end.
     host.agents.drain(Duration::from_secs(86_400)).await;
-    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    let host = host.restart_with(outside.options()).await;
     assert_eq!(pending(&host).await.into_iter().map(|one| one.id).collect::<Vec<_>>(), [id.as_str()]);
     let phase = host.agents.turn("desk", "s", &turn).await.expect("kept").phase;
     assert!(matches!(phase, TurnPhase::Running { .. }), "{phase:?}");
@@ -140,6 +149,7 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
     assert!(matches!(decided, RunEvent::ApprovalDecided { approved: true, .. }), "{decided:?}");
     assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
     assert_eq!(host.agents.session("orders", "desk~s").await.expect("called").state_bytes, 2, "once");
+    assert_eq!(outside.count("/tool"), 1);
 }
 
 /// A call of the tool that no agent makes.
@@ -150,27 +160,29 @@ fn from_outside() -> Invocation {
 
 #[tokio::test]
 async fn a_call_from_outside_waits_for_a_person_as_well_and_is_made_once() {
-    let host = Host::with(granting(&["agent:*/*"])).await;
-    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let outside = Outside::start();
+    let host = start_outside(&outside).await;
     let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
     let (id, turn) = (asked(&mut handle).await, handle.turn_id().to_owned());
     let [waiting] = pending(&host).await.try_into().expect("one");
     assert_eq!((waiting.agent.as_str(), waiting.tool.as_str()), ("orders", "find"));
     assert_eq!(waiting.arguments, json!({"id": 7}));
     host.agents.session("orders", "s").await.expect_err("nothing has run yet");
+    assert_eq!(outside.count("/tool"), 0);
 
-    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    let host = host.restart_with(outside.options()).await;
     decide(&host, &id, true).await.expect("nobody was faster");
     let outcome = host.agents.follow("orders", "s", &turn).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("goes well").data, Some(json!({"id": 7})));
     let session = host.agents.session("orders", "s").await.expect("there");
     assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "once");
+    assert_eq!(outside.count("/tool"), 1);
 }
 
 #[tokio::test]
 async fn a_call_from_outside_that_a_person_refuses_runs_nothing() {
-    let host = Host::start().await;
-    host.deploy("orders", ASKS, counting()).await.expect("valid");
+    let outside = Outside::start();
+    let host = start_outside(&outside).await;
     let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
     decide(&host, &asked(&mut handle).await, false).await.expect("nobody was faster");
     let refused = handle.outcome().await.expect_err("it was refused");
@@ -179,12 +191,12 @@ async fn a_call_from_outside_that_a_person_refuses_runs_nothing() {
         ("call_refused", "a person refused this call: too dear")
     );
     host.agents.session("orders", "s").await.expect_err("nothing has run");
+    assert_eq!(outside.count("/tool"), 0);
 }
 
 /// A host with an agent that calls one that calls a third, which a person decides about.
-async fn start_chain(desk: &str, broker: &str) -> Host {
-    let host = Host::with(granting(&["agent:*/*"])).await;
-    host.deploy("orders", ASKS, counting()).await.expect("valid");
+async fn start_chain(outside: &Outside, desk: &str, broker: &str) -> Host {
+    let host = start_outside(outside).await;
     let broker = format!("{}\n{broker}", granted("\"agent:orders/find\""));
     host.deploy("broker", &broker, relay("orders")).await.expect("valid");
     let desk = format!("{}\n{desk}", granted("\"agent:broker/find\""));
@@ -203,7 +215,8 @@ async fn asked_below(host: &Host) -> (RunHandle, String) {
 
 #[tokio::test]
 async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well() {
-    let host = start_chain("[limits]\nturn_ms = 2000", "[limits]\napproval_ms = 2500").await;
+    let outside = Outside::start();
+    let host = start_chain(&outside, "[limits]\nturn_ms = 2000", "[limits]\napproval_ms = 2500").await;
     let (handle, _) = asked_below(&host).await;
     let outcome = handle.outcome().await.expect("its own time was not used up");
     let refusal = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml";
@@ -212,7 +225,8 @@ async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well
 
 #[tokio::test]
 async fn who_waits_for_a_turn_that_waits_for_a_person_goes_on_with_it_and_calls_once() {
-    let host = start_chain("", "").await;
+    let outside = Outside::start();
+    let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
     decide(&host, &id, true).await.expect("nobody was faster");
     assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
@@ -220,14 +234,16 @@ async fn who_waits_for_a_turn_that_waits_for_a_person_goes_on_with_it_and_calls_
         assert_eq!(host.agents.session(agent, session).await.expect("called").summary.turns, 1, "{agent}");
     }
     assert_eq!(host.agents.session("orders", "broker~desk~s").await.expect("called").state_bytes, 2);
+    assert_eq!(outside.count("/tool"), 1);
 }
 
 #[tokio::test]
 async fn a_chain_of_turns_that_waits_for_a_person_survives_the_host_and_ends_together() {
-    let host = start_chain("", "").await;
+    let outside = Outside::start();
+    let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
     let turn = handle.turn_id().to_owned();
-    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    let host = host.restart_with(outside.options()).await;
     decide(&host, &id, true).await.expect("nobody was faster");
     let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
@@ -238,6 +254,7 @@ async fn a_chain_of_turns_that_waits_for_a_person_survives_the_host_and_ends_tog
     until(async || pending(&host).await.is_empty().then_some(())).await;
     let late = decide(&host, &id, true).await.expect_err("there is nothing to decide");
     assert!(late.to_string().contains("is of a turn that has ended"), "{late}");
+    assert_eq!(outside.count("/tool"), 1, "only the first was approved");
 }
 
 #[tokio::test]
@@ -306,7 +323,8 @@ async fn nobody_waits_behind_a_turn_that_waits_for_a_person_unless_the_message_i
 
 #[tokio::test]
 async fn who_waits_behind_a_chain_is_told_of_the_approval_at_its_end() {
-    let host = start_chain("", "").await;
+    let outside = Outside::start();
+    let host = start_chain(&outside, "", "").await;
     let (_handle, id) = asked_below(&host).await;
     let error = attached(&host, "s").await.expect_err("nobody decided");
     assert_eq!(error.code(), "waiting_for_approval");

@@ -189,6 +189,23 @@ async fn what_fails_each_time_is_parked_with_its_error() {
 }
 
 #[tokio::test]
+async fn an_item_that_panics_is_tried_again_and_given_up_without_a_restart() {
+    let batch =
+        BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
+    let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let panics = |times| {
+        let request = BatchRequest::Panics { times };
+        BatchItem { request, form: String::new(), reference: None }
+    };
+    let id = queue(&host, "tiny", vec![panics(2), panics(3), short("fine")]).await.expect("room");
+    let BatchResults { status, items } = results(&host, &id).await;
+    assert_eq!((status.items.done, status.items.failed, status.items.running), (2, 1, 0));
+    assert!(matches!(&items[0].outcome, BatchOutcome::Done(answer) if answer.text == "at last"), "{items:?}");
+    let (code, message) = error_of(&items[1].outcome);
+    assert!(code == "internal" && message.contains("panicked"), "{message}");
+}
+
+#[tokio::test]
 async fn what_cannot_succeed_is_not_tried_again_and_takes_no_other_with_it() {
     let host = Host::start().await;
     let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
@@ -207,7 +224,7 @@ async fn a_restart_goes_on_and_answers_what_was_taken_once() {
     let id = queue(&host, "tiny", vec![short("one"), short("two")]).await.expect("room");
     host.agents.drain(Duration::ZERO).await;
     // As a process that was killed leaves it.
-    let taken = host.store().take_item(&["tiny".to_owned()], u64::MAX >> 1).await.expect("taken");
+    let taken = host.store().take_item(&["tiny".to_owned()], &[], u64::MAX >> 1).await.expect("taken");
     assert!(matches!(taken, Take::Item(_)), "{taken:?}");
     drop(streams);
     let host = host.restart().await;
@@ -302,4 +319,25 @@ async fn who_subscribed_is_told_of_a_batch_and_how_it_ended() {
     assert_eq!((&failed["internalCode"], &failed["httpCode"]), (&json!(500), &json!(500)), "{failed}");
     // Each batch is a session of the agent, which was woken twice.
     until(async || (host.answer("w", &good, "E").await.len() == 2).then_some(())).await;
+}
+
+#[tokio::test]
+async fn sessions_of_a_batch_go_when_its_results_do() {
+    let host = Host::start().await;
+    host.deploy("echo", "", echo()).await.expect("valid");
+    let id = queue(&host, "agent:echo", vec![turn("one"), turn("two")]).await.expect("room");
+    results(&host, &id).await;
+    host.answer("echo", "batch-of-mine", "hello").await;
+    let sessions = async || {
+        let sessions = host.agents.sessions(&Tenant::local(), "echo", None, 10).await.expect("known");
+        sessions.into_iter().map(|session| session.id).collect::<Vec<_>>()
+    };
+    assert_eq!(sessions().await.len(), 3);
+    let hours = |hours: u64| crate::capability::log::now_ms() + hours * 3_600_000;
+    host.agents.expire_sessions(hours(23)).await.expect("goes well");
+    assert_eq!(sessions().await.len(), 3);
+    host.agents.expire_sessions(hours(25)).await.expect("goes well");
+    assert_eq!(sessions().await, ["batch-of-mine"], "only those that the batch made");
+    let gone = host.agents.batch(PRINCIPAL, &id).await.expect_err("forgotten without another batch");
+    assert_eq!(gone.code(), "batch_not_found");
 }

@@ -6,7 +6,7 @@ use super::{
     inference::chatter,
     waker::waker,
 };
-use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant};
+use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, capability::log::now_ms};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -230,4 +230,39 @@ async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn_or_before_a
     drop(runs);
     assert_eq!(host.ask("long", "busy", "hello").await.expect("goes well").turn, 2);
     assert_eq!(host.answer("short", "a", "go").await, "x", "it begins anew");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_forward_expires_no_session_before_it_was_idle() {
+    const TEN_YEARS_MS: i64 = 10 * 366 * 24 * HOUR_MS as i64;
+    let clock = Clock::at(now_ms());
+    let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };
+    let host = Host::with(options()).await;
+    host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
+    host.answer("count", "s", "go").await;
+    let expire = async |host: &Host| host.agents.expire_sessions(clock.now_ms()).await.expect("goes well");
+    clock.advance(HOUR_MS);
+    assert_eq!(expire(&host).await, 0);
+    clock.jump(TEN_YEARS_MS);
+    assert_eq!(expire(&host).await, 0);
+    clock.advance(HOUR_MS / 2);
+    let host = host.restart_with(options()).await;
+    assert_eq!(expire(&host).await, 0, "a restart remembers what was skipped");
+    clock.advance(HOUR_MS);
+    assert_eq!(expire(&host).await, 1, "two hours and a half went by");
+}
+
+#[tokio::test]
+async fn a_session_that_was_used_in_a_future_that_was_taken_back_expires_in_its_time() {
+    const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
+    let clock = Clock::at(now_ms() - YEAR_MS);
+    let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };
+    let host = Host::with(options()).await;
+    host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
+    // For the host's clock, that is a year from now.
+    host.answer("count", "s", "go").await;
+    let expire = async || host.agents.expire_sessions(clock.now_ms()).await.expect("goes well");
+    assert_eq!(expire().await, 0);
+    clock.advance(3 * HOUR_MS);
+    assert_eq!(expire().await, 1);
 }

@@ -3,11 +3,14 @@
 use super::{
     fixture::{Host, until},
     guest::{Guest, echo},
+    store_faults::now_and_then,
     tools::{caller, finder, granting},
     waker::waker,
 };
 use crate::{Clock, Event, EventSummary, RuntimeOptions};
 use serde_json::{Value, json};
+use skep_store::Moment;
+use std::time::Duration;
 
 const TRIGGER: &str = "[grants]\nevents = [\"order.*\", \"ping.*\"]\n[[trigger.event]]\ntopic = \"*.*\"\n";
 
@@ -55,6 +58,33 @@ async fn an_event_goes_to_the_session_that_it_names_and_once() {
     let lost = host.agents.publish(event("2", "order.paid", json!({}))).await.expect("taken");
     assert_eq!(lost.deliveries, 1);
     assert_eq!(over(&host).await.dead, 1, "no session can get it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_is_taken_once_though_the_database_fails_now_and_then() {
+    const SESSIONS: [&str; 4] = ["o-1", "o-2", "o-3", "o-4"];
+    for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
+        let (host, clock) = start("{data.order_id}").await;
+        host.store().faults().choose(now_and_then(at));
+        for session in SESSIONS {
+            // Whoever publishes is told of a fault, and publishes again.
+            let paid = event(session, "order.paid", json!({ "order_id": session }));
+            until(async || host.agents.publish(paid.clone()).await.ok()).await;
+        }
+        until(async || {
+            // What was put off is due.
+            clock.advance(1_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let events = host.agents.events(None, 10).await.expect("listed");
+            (events.len() == 4 && events.iter().all(|event| event.pending == 0)).then_some(())
+        })
+        .await;
+        host.store().faults().end();
+        for session in SESSIONS {
+            assert_eq!(host.answer("w", session, "E").await.len(), 1, "{at:?}: {session}");
+        }
+        assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use crate::{Invocation, Limits, RuntimeOptions};
 use serde_json::{Value, json};
 
 /// Calls `http/fetch` with the message as its arguments, and replies with the result or with what went wrong.
-fn fetcher() -> Guest {
+pub(super) fn fetcher() -> Guest {
     Guest {
         module: r#"
             (import "skep:agent/tools@0.1.0" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
@@ -43,7 +43,7 @@ fn everything() -> RuntimeOptions {
     granting(&["http/fetch"], &["*"])
 }
 
-const GRANTS: &str = "[grants]\ntools = [\"http/fetch\"]\nhosts = [\"*\"]";
+pub(super) const GRANTS: &str = "[grants]\ntools = [\"http/fetch\"]\nhosts = [\"*\"]";
 
 async fn start(options: RuntimeOptions, manifest: &str) -> Host {
     let host = Host::with(options).await;

@@ -29,6 +29,11 @@ impl Host {
         Host { agents: start(&store, &models, options).await, store, models }
     }
 
+    /// One on a database that is there.
+    pub(super) async fn on(store: Store, models: ModelSet, options: RuntimeOptions) -> Host {
+        Host { agents: start(&store, &models, options).await, store, models }
+    }
+
     /// Another host on the same store, as after a restart.
     pub(super) async fn restart(self) -> Host {
         self.restart_with(RuntimeOptions::default()).await

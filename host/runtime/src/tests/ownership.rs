@@ -88,6 +88,8 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
     let patient = "[limits]\ncpu_ms = 30000";
     let mut host = Host::start().await;
     host.deploy("spin", patient, spinner()).await.expect("valid");
+    let told = "[[trigger.event]]\ntopic = \"skep.turn.failed\"\nsession = \"watch\"";
+    host.deploy("watcher", told, waker()).await.expect("valid");
     let spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken").turn_id().to_owned();
     let running = async |host: &Host| {
         until(async || {
@@ -113,6 +115,10 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
     };
     assert_eq!(code, "turn_lost");
     assert!(message.contains("failed 3 times"), "{message}");
+    let [failed] = &host.agents.events(None, 10).await.expect("listed")[..] else { panic!("it is told once") };
+    let data = failed.data.as_ref().expect("its data");
+    assert_eq!((&failed.id, &data["error"]["code"]), (&spins, &json!("turn_lost")));
+    until(async || (host.answer("watcher", "watch", "E").await.len() == 1).then_some(())).await;
     assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session goes on");
 }
 

@@ -3,9 +3,12 @@
 use super::{
     fixture::{Host, until},
     guest::{Guest, echo},
+    store_faults::now_and_then,
     waker::waker,
 };
 use crate::{Clock, RuntimeOptions, ScheduleState, ScheduleSummary};
+use skep_store::Moment;
+use std::time::Duration;
 
 const START_MS: u64 = 1_800_000_000_000;
 
@@ -54,6 +57,42 @@ async fn an_alarm_comes_when_it_is_due_and_once() {
     clock.advance(3_600_000);
     let host = host.restart_with(options(&clock)).await;
     assert_eq!(alarms(&host, "s").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
+    for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
+        let (host, clock) = start().await;
+        host.deploy("w", "", waker()).await.expect("deploys");
+        for (session, kind) in [("a", "a"), ("b", "a"), ("c", "a"), ("often", "r")] {
+            host.answer("w", session, kind).await;
+        }
+        host.store().faults().choose(now_and_then(at));
+        until(async || {
+            // What was put off is due.
+            clock.advance(1_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            schedules(&host).await.iter().all(|one| one.session == "often").then_some(())
+        })
+        .await;
+        let seconds = (clock.now_ms() - START_MS) / 1_000;
+        host.store().faults().end();
+        for session in ["a", "b", "c"] {
+            assert_eq!(alarms(&host, session).await, 1, "{at:?}: {session}");
+        }
+        let is_next = |one: &ScheduleSummary| {
+            one.state == ScheduleState::Waiting && one.due_at_ms > clock.now_ms()
+        };
+        until(async || {
+            // It may have been put off for longer than it takes to its next time.
+            clock.advance(1_000);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            schedules(&host).await.iter().all(is_next).then_some(())
+        })
+        .await;
+        let taken = alarms(&host, "often").await as u64;
+        assert!((1..=seconds + 60).contains(&taken), "{at:?}: {taken} in {seconds} seconds");
+    }
 }
 
 #[tokio::test]
@@ -169,4 +208,42 @@ async fn an_alarm_that_a_restart_cuts_off_is_taken_once() {
     for session in ["a", "b", "c"] {
         assert_eq!(alarms(&host, session).await, 1, "{session}");
     }
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_freezes_nothing_that_repeats() {
+    const DAY_MS: u64 = 86_400_000;
+    let (host, clock) = start().await;
+    let manifest = "[[schedule]]\nname = \"cron\"\ncron = \"@hourly\"\nsession = \"c\"";
+    host.deploy("w", manifest, waker()).await.expect("deploys");
+    host.answer("w", "s", "r").await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 1).then_some(())).await;
+    clock.jump(-(DAY_MS as i64));
+    let moved = async |name: &str| {
+        let is_so = |one: &ScheduleSummary| one.name == name && one.due_at_ms < START_MS;
+        schedule(&host, is_so).await.due_at_ms
+    };
+    assert_eq!(moved("wake").await, START_MS + 2_000 - DAY_MS);
+    assert_eq!(moved("cron").await, START_MS + 3_600_000 - DAY_MS);
+    for count in 2..=3 {
+        clock.advance(1_000);
+        until(async || (alarms(&host, "s").await == count).then_some(())).await;
+    }
+    // A host that starts with a clock that was set back notices it too.
+    clock.jump(-(DAY_MS as i64));
+    let host = host.stop().await.start(options(&clock)).await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 4).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_forward_makes_one_alarm_of_the_times_that_it_skipped() {
+    let (host, clock) = start().await;
+    host.deploy("w", "", waker()).await.expect("deploys");
+    host.answer("w", "s", "r").await;
+    clock.jump(10 * 366 * 86_400_000);
+    until(async || (alarms(&host, "s").await == 1).then_some(())).await;
+    clock.advance(1_000);
+    until(async || (alarms(&host, "s").await == 2).then_some(())).await;
 }

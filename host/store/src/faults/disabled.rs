@@ -15,6 +15,11 @@ pub(crate) struct Faults;
 
 impl Faults {
     #[inline]
+    pub(crate) fn are_writes_separate(&self) -> bool {
+        false
+    }
+
+    #[inline]
     pub(crate) async fn meet(
         &self,
         _moment: Moment,

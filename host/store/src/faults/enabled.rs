@@ -40,6 +40,8 @@ pub enum Fault {
     Interrupted(i32),
     /// It takes so much longer.
     Slow(Duration),
+    /// Nothing more is ever written, and nobody hears of what was: the process ended.
+    Ends,
 }
 
 type Chooser = Box<dyn FnMut(Moment) -> Option<Fault> + Send>;
@@ -51,6 +53,8 @@ pub struct Faults(Arc<Inner>);
 #[derive(Default)]
 struct Inner {
     chooser: Mutex<Option<Chooser>>,
+    /// Each write has a transaction of its own.
+    one_by_one: AtomicBool,
     /// The connection has a handler that interrupts statements.
     interrupts: AtomicBool,
 }
@@ -64,6 +68,15 @@ impl Faults {
     /// No more of them.
     pub fn end(&self) {
         *self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// From now on each write has a transaction of its own, so that a fault can come between any two of them.
+    pub fn separate_writes(&self) {
+        self.0.one_by_one.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn are_writes_separate(&self) -> bool {
+        self.0.one_by_one.load(Ordering::Acquire)
     }
 
     pub(crate) async fn meet(
@@ -85,6 +98,7 @@ impl Faults {
                 tokio::time::sleep(time).await;
                 Ok(())
             }
+            Some(Fault::Ends) => std::future::pending().await,
             Some(Fault::Interrupted(instructions)) => {
                 self.0.interrupts.store(true, Ordering::Release);
                 connection.lock_handle().await?.set_progress_handler(instructions.max(1), || false);
@@ -105,6 +119,17 @@ impl Store {
             })
         })
         .await
+    }
+
+    /// Copies and deletions are made in the smallest pieces.
+    pub fn in_small_pieces(self) -> Store {
+        Store { piece: Duration::ZERO, ..self }
+    }
+
+    /// What a query that counts says.
+    pub async fn count(&self, sql: &'static str) -> Result<i64, StoreError> {
+        let counted = query_scalar(AssertSqlSafe(sql)).fetch_one(&self.readers).await;
+        counted.map_err(StoreError::while_it("counted rows"))
     }
 
     /// Makes the disk full once the database has so many pages more than now. `None`: there is room again.

@@ -1,0 +1,57 @@
+//! A way for fuzz targets into the parser of tool calls, which is nobody else's.
+
+use super::message::ToolCall;
+use super::tool_parser::{ParsedEvent, ToolParser};
+
+/// What the events of a text come to.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    text: String,
+    /// Name and arguments, as they were told.
+    begun: Vec<(String, String)>,
+    finished: Vec<(String, String)>,
+}
+
+/// Reads a text that a model may have said, at once and in pieces of so many characters. It panics where the pieces come to
+/// something else, and where what is told of a call is not the call.
+pub fn read_tool_calls(text: &str, piece: usize, is_cut: bool) {
+    let whole = told(&[text], is_cut);
+    let characters: Vec<char> = text.chars().collect();
+    let pieces: Vec<String> = characters.chunks(piece.max(1)).map(|piece| piece.iter().collect()).collect();
+    let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+    assert_eq!(told(&pieces, is_cut), whole);
+    assert!(whole.finished.len() <= whole.begun.len());
+    for (begun, finished) in whole.begun.iter().zip(&whole.finished) {
+        assert_eq!(begun, finished);
+    }
+}
+
+fn told(pieces: &[&str], is_cut: bool) -> Told {
+    let mut parser = ToolParser::new();
+    let mut told = Told::default();
+    for piece in pieces {
+        let events = parser.push(piece);
+        told.take(events);
+        let _ = parser.is_in_call();
+    }
+    told.take(parser.finish(is_cut));
+    told
+}
+
+impl Told {
+    fn take(&mut self, events: Vec<ParsedEvent>) {
+        for event in events {
+            match event {
+                ParsedEvent::Text(text) => self.text += &text,
+                ParsedEvent::CallStarted { index, name, .. } => {
+                    assert_eq!(index, self.begun.len());
+                    self.begun.push((name, String::new()));
+                }
+                ParsedEvent::Arguments { index, delta } => self.begun[index].1 += &delta,
+                ParsedEvent::CallFinished { call: ToolCall { name, arguments, .. }, .. } => {
+                    self.finished.push((name, arguments));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! JSON as the text that it came in. Something that looks into it reads values from it and drops them again: the values of a
+//! text take up to forty times its bytes.
+//!
+//! Invariant: the text is one value that `serde_json` reads, nested no deeper than that allows.
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
+use std::{fmt, sync::Arc};
+
+/// A JSON value as text. Clones share the text.
+#[derive(Clone)]
+pub struct Json(Arc<RawValue>);
+
+/// A value that was read and not kept.
+struct Checked;
+
+struct Checking;
+
+impl Json {
+    /// The text as it came, without blanks around it.
+    pub fn get(&self) -> &str {
+        self.0.get()
+    }
+
+    /// The value. It may take many times the memory of the text, so nobody keeps it.
+    pub fn value(&self) -> Value {
+        serde_json::from_str(self.get()).expect("the text was read before")
+    }
+
+    /// The value in a form of its own.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.get())
+    }
+
+    /// What is written of `value`. An error if that is no JSON, such as a map with keys that are no text.
+    pub(crate) fn written(value: &impl Serialize) -> Result<Self, serde_json::Error> {
+        Ok(Json(to_raw_value(value)?.into()))
+    }
+
+    pub fn from_text(text: String) -> Result<Self, serde_json::Error> {
+        let raw = RawValue::from_string(text)?;
+        serde_json::from_str::<Checked>(raw.get())?;
+        Ok(Json(raw.into()))
+    }
+}
+
+/// The value, written without blanks.
+impl From<&Value> for Json {
+    fn from(value: &Value) -> Self {
+        Json::written(value).expect("a value is written as JSON")
+    }
+}
+
+impl From<Value> for Json {
+    fn from(value: Value) -> Self {
+        Json::from(&value)
+    }
+}
+
+impl PartialEq for Json {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for Json {}
+
+impl fmt::Debug for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.get())
+    }
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <Box<RawValue>>::deserialize(deserializer)?;
+        serde_json::from_str::<Checked>(raw.get()).map_err(D::Error::custom)?;
+        Ok(Json(raw.into()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Checked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Checking)
+    }
+}
+
+impl<'de> Visitor<'de> for Checking {
+    type Value = Checked;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Checked, A::Error> {
+        while items.next_element::<Checked>()?.is_some() {}
+        Ok(Checked)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Checked, A::Error> {
+        while members.next_entry::<Checked, Checked>()?.is_some() {}
+        Ok(Checked)
+    }
+}
+
+/// Whether two texts of JSON differ in nothing but blanks between their parts.
+pub(crate) fn same_but_for_blanks(one: &[u8], other: &[u8]) -> bool {
+    solid(one).eq(solid(other))
+}
+
+/// The bytes without blanks between strings.
+fn solid(text: &[u8]) -> impl Iterator<Item = u8> {
+    let (mut in_string, mut escaped) = (false, false);
+    text.iter().copied().filter(move |byte| {
+        if !in_string {
+            in_string = *byte == b'"';
+            return !matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+        }
+        match (escaped, byte) {
+            (true, _) => escaped = false,
+            (false, b'\\') => escaped = true,
+            (false, b'"') => in_string = false,
+            _ => {}
+        }
+        true
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Holder {
+        data: Option<Json>,
+    }
+
+    #[test]
+    fn the_text_stays_as_it_came() {
+        let text = "{\"data\":{\"a\" : [1,  2.50, \"\\u00e9\"]}}";
+        let holder: Holder = serde_json::from_str(text).expect("JSON");
+        let data = holder.data.as_ref().expect("there is some");
+        assert_eq!(data.get(), "{\"a\" : [1,  2.50, \"\\u00e9\"]}");
+        assert_eq!(data.value(), json!({"a": [1, 2.5, "é"]}));
+        assert_eq!(serde_json::to_string(&holder).expect("written"), text);
+        let from_value: Holder = serde_json::from_value(json!({"data": [1]})).expect("JSON");
+        assert_eq!(from_value.data.expect("there is some").get(), "[1]");
+        let none: Holder = serde_json::from_str("{\"data\":null}").expect("JSON");
+        assert_eq!(none.data, None);
+        assert_eq!(serde_json::to_value(&holder).expect("a value")["data"], json!({"a": [1, 2.5, "é"]}));
+    }
+
+    #[test]
+    fn what_cannot_be_read_as_values_is_refused() {
+        let deep = "[".repeat(200) + &"]".repeat(200);
+        for bad in ["{", "1e999", "\"\\ud800\"", "[1] 2", &deep] {
+            assert!(Json::from_text(bad.to_owned()).is_err(), "{bad}");
+            assert!(serde_json::from_str::<Holder>(&format!("{{\"data\":{bad}}}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn blanks_between_parts_make_no_difference_and_those_in_strings_do() {
+        let same = |one: &str, other: &str| same_but_for_blanks(one.as_bytes(), other.as_bytes());
+        assert!(same("{\"a\": [1, 2]}", "{ \"a\":[1,2]\n}"));
+        assert!(!same("\"a b\"", "\"ab\""));
+        assert!(!same("\"a\\\" b\"", "\"a\\\"b\""));
+        assert!(same("[\"\\\\\", 1]", "[\"\\\\\",1]"));
+    }
+}

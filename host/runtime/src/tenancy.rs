@@ -1,0 +1,209 @@
+//! How tenants share what there is only so much of.
+//!
+//! Where there are several tenants, one may take more while it has no more than a few times as many as are free. So one
+//! that takes all it can get never has all of it and leaves some for whoever comes (Choudhury and Hahne, "Dynamic queue
+//! length thresholds for shared-memory packet switches", 1998). A host with one tenant has all of it for that one.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tokio::sync::Notify;
+
+/// A tenant may have this many times as many as are free: alone, three quarters of all.
+pub const TENANT_SHARE: usize = 3;
+
+/// Whether the host has several tenants. Clones say the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tenancy(Arc<AtomicBool>);
+
+impl Tenancy {
+    pub(crate) fn has_several(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_several(&self, several: bool) {
+        self.0.store(several, Ordering::Relaxed);
+    }
+}
+
+/// How much of one thing is taken, and by whom.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shares {
+    all: usize,
+    by_tenant: HashMap<String, usize>,
+}
+
+impl Shares {
+    /// Whether a tenant may take so many more of `limit`.
+    pub(crate) fn may_take(&self, tenant: &str, count: usize, limit: usize, has_several: bool) -> bool {
+        let free = limit.saturating_sub(self.all);
+        if count > free || !has_several {
+            return count <= free;
+        }
+        let had = self.by_tenant.get(tenant).copied().unwrap_or_default();
+        had + count <= TENANT_SHARE * (free - count + 1)
+    }
+
+    pub(crate) fn take(&mut self, tenant: &str, count: usize) {
+        self.all += count;
+        *self.by_tenant.entry(tenant.to_owned()).or_default() += count;
+    }
+
+    pub(crate) fn give_back(&mut self, tenant: &str, count: usize) {
+        self.all = self.all.saturating_sub(count);
+        if let Some(of_tenant) = self.by_tenant.get_mut(tenant) {
+            *of_tenant = of_tenant.saturating_sub(count);
+            if *of_tenant == 0 {
+                self.by_tenant.remove(tenant);
+            }
+        }
+    }
+
+    pub(crate) fn all(&self) -> usize {
+        self.all
+    }
+
+    pub(crate) fn by_tenant(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.by_tenant.iter().map(|(tenant, count)| (tenant.as_str(), *count))
+    }
+}
+
+impl FromIterator<(String, usize)> for Shares {
+    fn from_iter<I: IntoIterator<Item = (String, usize)>>(taken: I) -> Self {
+        let mut shares = Shares::default();
+        taken.into_iter().for_each(|(tenant, count)| shares.take(&tenant, count));
+        shares
+    }
+}
+
+/// Places that are waited for. Clones are the same places.
+#[derive(Clone)]
+pub(crate) struct TenantPlaces {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    limit: usize,
+    tenancy: Tenancy,
+    shares: Mutex<Shares>,
+    freed: Notify,
+}
+
+/// One of them, until it is dropped.
+pub(crate) struct TenantPlace {
+    places: TenantPlaces,
+    tenant: String,
+}
+
+impl TenantPlaces {
+    pub(crate) fn new(limit: usize, tenancy: Tenancy) -> Self {
+        let inner = Inner { limit: limit.max(1), tenancy, shares: Mutex::default(), freed: Notify::new() };
+        TenantPlaces { inner: Arc::new(inner) }
+    }
+
+    /// Waits for a place. Nothing is taken if this is dropped before.
+    pub(crate) async fn take(&self, tenant: &str) -> TenantPlace {
+        loop {
+            let mut freed = std::pin::pin!(self.inner.freed.notified());
+            // From here on, nothing that is given back is missed.
+            freed.as_mut().enable();
+            if self.take_now(tenant) {
+                return TenantPlace { places: self.clone(), tenant: tenant.to_owned() };
+            }
+            freed.await;
+        }
+    }
+
+    fn take_now(&self, tenant: &str) -> bool {
+        let mut shares = self.shares();
+        let may = shares.may_take(tenant, 1, self.inner.limit, self.inner.tenancy.has_several());
+        if may {
+            shares.take(tenant, 1);
+        }
+        may
+    }
+
+    fn shares(&self) -> MutexGuard<'_, Shares> {
+        self.inner.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for TenantPlace {
+    fn drop(&mut self) {
+        self.places.shares().give_back(&self.tenant, 1);
+        self.places.inner.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    fn take_all(shares: &mut Shares, tenant: &str, has_several: bool) -> usize {
+        let before = shares.all();
+        while shares.may_take(tenant, 1, 64, has_several) {
+            shares.take(tenant, 1);
+        }
+        shares.all() - before
+    }
+
+    #[test]
+    fn a_tenant_takes_three_quarters_alone_and_leaves_some_for_whoever_comes() {
+        let mut shares = Shares::default();
+        let counts: Vec<usize> =
+            ["greedy", "second", "third"].iter().map(|tenant| take_all(&mut shares, tenant, true)).collect();
+        assert_eq!(counts, [48, 12, 3]);
+        shares.give_back("greedy", 40);
+        assert_eq!(take_all(&mut shares, "third", true), 30, "what one gives back, another gets");
+        assert!(shares.may_take("somebody new", 1, 64, true));
+    }
+
+    #[test]
+    fn the_only_tenant_takes_everything() {
+        assert_eq!(take_all(&mut Shares::default(), "local", false), 64);
+        let shares = Shares::from_iter([("local".to_owned(), 60)]);
+        assert!(shares.may_take("local", 4, 64, false) && !shares.may_take("local", 5, 64, false));
+    }
+
+    #[test]
+    fn several_at_once_are_taken_as_if_one_by_one() {
+        for (had, others) in [(0, 0), (10, 20), (40, 0), (47, 1), (0, 60)] {
+            let shares = Shares::from_iter([("a".to_owned(), had), ("b".to_owned(), others)]);
+            for count in 1..=70 {
+                let mut one_by_one = shares.clone();
+                let all = (0..count).all(|_| {
+                    let may = one_by_one.may_take("a", 1, 64, true);
+                    one_by_one.take("a", usize::from(may));
+                    may
+                });
+                assert_eq!(shares.may_take("a", count, 64, true), all, "{count} beside {had} and {others}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_place_gets_the_one_that_its_share_allows() {
+        let tenancy = Tenancy::default();
+        tenancy.set_several(true);
+        let places = TenantPlaces::new(4, tenancy);
+        let mut greedy = Vec::new();
+        for _ in 0..3 {
+            greedy.push(places.take("a").await);
+        }
+        let more = places.take("a");
+        tokio::pin!(more);
+        timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is for others");
+        let other = places.take("b").await;
+        timeout(Duration::ZERO, places.take("c")).await.err().expect("there are four");
+        drop(other);
+        timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is still for others");
+        greedy.pop();
+        more.await;
+    }
+}

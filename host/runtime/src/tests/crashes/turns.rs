@@ -1,0 +1,359 @@
+//! Messages, and what turns do with tools, servers, other agents and people.
+
+use super::{
+    super::{
+        doer::{MANIFEST, did, doer, keyed},
+        fetch_tool,
+        fixture::{Host, invocation},
+        inference::chatter,
+        outside::Outside,
+        tools::{caller, granted},
+    },
+    Scenario, Tally, beside, cut_off_at_every_write, eventually,
+};
+use crate::{Clock, Invocation, Outcome, RunEvent, TurnPhase};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+/// Sends a message under its key, and waits for its outcome.
+async fn ask(host: &Host, message: Invocation) -> Outcome {
+    host.agents.invoke(message).await.expect("taken").outcome().await.expect("goes well")
+}
+
+/// A message whose turn does something outside.
+struct Message {
+    outside: Outside,
+    /// Without one, a client that sends it again has it done again.
+    has_key: bool,
+}
+
+impl Scenario for Message {
+    type Told = Option<Outcome>;
+
+    fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
+    async fn prepare(&self, host: &Host) {
+        host.deploy("doer", MANIFEST, doer(&self.outside)).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+        let message = if self.has_key { keyed } else { invocation };
+        *told = Some(ask(host, message("doer", "s", "post")).await);
+    }
+
+    async fn check(&self, host: &Host, told: &Self::Told) -> usize {
+        let interrupted = did(host, &self.outside, "s", "/message", 1).await;
+        let session = host.agents.session("doer", "s").await.expect("it is there");
+        assert_eq!((session.summary.turns, told.as_ref().map(|outcome| outcome.turn)), (1, Some(1)));
+        interrupted
+    }
+}
+
+#[test]
+fn a_message_and_its_post_survive_every_crash() {
+    let tally = cut_off_at_every_write(&Message { outside: Outside::start(), has_key: true });
+    assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
+}
+
+#[test]
+#[should_panic(expected = "what is done is committed once")]
+fn what_is_done_twice_is_seen() {
+    cut_off_at_every_write(&Message { outside: Outside::start(), has_key: false });
+}
+
+/// A message without a key: a client that was told nothing does not send it again.
+struct Unsure {
+    outside: Outside,
+    detached: bool,
+}
+
+#[derive(Default)]
+struct Sent {
+    is_sent: bool,
+    turn_id: Option<String>,
+    is_done: bool,
+}
+
+impl Scenario for Unsure {
+    type Told = Sent;
+
+    fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
+    async fn prepare(&self, host: &Host) {
+        host.deploy("doer", MANIFEST, doer(&self.outside)).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Sent) {
+        let mut handle = match &told.turn_id {
+            _ if !told.is_sent => {
+                told.is_sent = true;
+                let message =
+                    Invocation { detached: self.detached, ..invocation("doer", "s", "post") };
+                host.agents.invoke(message).await.expect("taken")
+            }
+            Some(id) => host.agents.follow("doer", "s", id).await.expect("whoever knows it finds it"),
+            None => return,
+        };
+        if self.detached {
+            told.turn_id = Some(handle.turn_id().to_owned());
+        }
+        while let Some(event) = handle.next().await {
+            let event = event.expect("goes well");
+            // It is durable when anybody hears of it.
+            told.turn_id = Some(handle.turn_id().to_owned());
+            told.is_done = matches!(event, RunEvent::Done(_));
+        }
+    }
+
+    async fn check(&self, host: &Host, told: &Sent) -> usize {
+        let Ok(session) = host.agents.session("doer", "s").await else {
+            assert!(told.turn_id.is_none(), "what was accepted is lost");
+            assert_eq!(self.outside.count("/message"), 0, "nothing is done of what is not accepted");
+            return 0;
+        };
+        assert!(told.is_done || told.turn_id.is_none());
+        assert_eq!(session.summary.turns, 1);
+        did(host, &self.outside, "s", "/message", 1).await
+    }
+}
+
+#[test]
+fn a_message_without_a_key_is_done_once_or_never_told() {
+    let scenario = |detached| Unsure { outside: Outside::start(), detached };
+    for detached in [false, true] {
+        let tally = cut_off_at_every_write(&scenario(detached));
+        assert!(tally.crashes > 9, "{tally:?}");
+    }
+}
+
+/// A generation in a conversation, whose events a client reads.
+struct Generation(Outside);
+
+impl Scenario for Generation {
+    /// The events that were told last, with their numbers.
+    type Told = Vec<(u64, RunEvent)>;
+
+    fn outside(&self) -> &Outside {
+        &self.0
+    }
+
+    async fn prepare(&self, host: &Host) {
+        host.deploy("chat", "", chatter()).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+        let mut handle = host.agents.invoke(keyed("chat", "s", "hello")).await.expect("taken");
+        for number in 0.. {
+            let Some(event) = handle.next().await else { break };
+            let event = (handle.last_id().expect("a number"), event.expect("goes well"));
+            match told.get(number) {
+                Some(known) => assert_eq!(*known, event, "what was told is not taken back"),
+                None => told.push(event),
+            }
+        }
+    }
+
+    async fn check(&self, host: &Host, told: &Self::Told) -> usize {
+        let Some((_, RunEvent::Done(outcome))) = told.last() else { panic!("{told:?}") };
+        let said: String = told
+            .iter()
+            .filter_map(|(_, event)| match event {
+                RunEvent::Delta { text } => Some(text.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(said, outcome.text);
+        let session = host.agents.session("chat", "s").await.expect("it is there");
+        assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
+        assert_eq!(session.messages[1].content, outcome.text);
+        0
+    }
+}
+
+#[test]
+fn a_generation_goes_on_after_every_crash_as_it_was_told() {
+    let tally = cut_off_at_every_write(&Generation(Outside::start()));
+    assert!(tally.crashes > 9, "{tally:?}");
+}
+
+/// A call of a tool, after which the desk answers with the result or with what went wrong.
+struct ToolCall {
+    outside: Outside,
+    tool: &'static str,
+    /// A person decides about it.
+    asks: bool,
+}
+
+#[derive(Default)]
+struct Called {
+    outcome: Option<Outcome>,
+    /// The questions that people were asked.
+    asked: BTreeSet<String>,
+}
+
+impl ToolCall {
+    fn test(tool: &'static str, asks: bool) -> Tally {
+        cut_off_at_every_write(&ToolCall { outside: Outside::start(), tool, asks })
+    }
+}
+
+impl Scenario for ToolCall {
+    type Told = Called;
+
+    fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
+    async fn prepare(&self, host: &Host) {
+        let asks = if self.asks { "[tools.find]\napproval = true" } else { "" };
+        host.deploy("doer", &format!("{MANIFEST}\n{asks}"), doer(&self.outside)).await.expect("valid");
+        let asks = if self.asks { "[tools.\"mcp:bank/pay\"]\napproval = true" } else { "" };
+        let manifest = format!("{}\n{asks}", granted("\"agent:*/*\", \"mcp:*/*\""));
+        host.deploy("desk", &manifest, caller()).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Called) {
+        let asked = &mut told.asked;
+        let outcome = beside(ask(host, keyed("desk", "s", self.tool)), async || {
+            for waiting in host.agents.approvals(None, 10).await.expect("listed") {
+                assert!(self.asks, "{waiting:?}");
+                asked.insert(waiting.id.clone());
+                // It may be decided, or gone with its turn, by now.
+                let _ = host.agents.decide(&waiting.id, true, None, "ann").await;
+            }
+        });
+        told.outcome = Some(outcome.await);
+    }
+
+    async fn check(&self, host: &Host, told: &Called) -> usize {
+        let outcome = told.outcome.as_ref().expect("told");
+        assert_eq!(told.asked.len(), usize::from(self.asks), "{:?}", told.asked);
+        assert!(host.agents.approvals(None, 10).await.expect("listed").is_empty());
+        let session = host.agents.session("desk", "s").await.expect("it is there");
+        assert_eq!(session.summary.turns, 1);
+        if self.tool.starts_with("agent:") {
+            assert_eq!(outcome.text, r#"{"id":1}"#);
+            let session = host.agents.session("doer", "desk~s").await.expect("it is there");
+            assert_eq!(session.summary.turns, 1);
+            return did(host, &self.outside, "desk~s", "/tool", 1).await;
+        }
+        let is_interrupted = outcome.text.contains("look whether it did its work");
+        assert!(is_interrupted || outcome.text == r#"{"id":1}"#, "{outcome:?}");
+        let paid = self.outside.paid();
+        assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments, and told {:?}", outcome.text);
+        usize::from(is_interrupted)
+    }
+}
+
+#[test]
+fn a_call_of_another_agents_tool_survives_every_crash() {
+    let tally = ToolCall::test("agent:doer/find", false);
+    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+}
+
+#[test]
+fn a_call_of_a_server_of_tools_survives_every_crash() {
+    let tally = ToolCall::test("mcp:bank/pay", false);
+    assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
+}
+
+#[test]
+fn an_approved_call_of_a_server_survives_every_crash() {
+    let tally = ToolCall::test("mcp:bank/pay", true);
+    assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
+}
+
+#[test]
+fn an_approved_call_of_another_agent_survives_every_crash() {
+    let tally = ToolCall::test("agent:doer/find", true);
+    assert!(tally.crashes > 20 && tally.interrupted > 0, "{tally:?}");
+}
+
+/// A request as a model makes it, through the tool `http/fetch`.
+struct Fetch(Outside);
+
+impl Scenario for Fetch {
+    type Told = Option<String>;
+
+    fn outside(&self) -> &Outside {
+        &self.0
+    }
+
+    async fn prepare(&self, host: &Host) {
+        host.deploy("web", fetch_tool::GRANTS, fetch_tool::fetcher()).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+        let arguments = json!({"method": "POST", "url": self.0.url("/order")}).to_string();
+        let message = Invocation { idempotency_key: Some("k".into()), ..invocation("web", "s", &arguments) };
+        *told = Some(ask(host, message).await.text);
+    }
+
+    async fn check(&self, _host: &Host, told: &Self::Told) -> usize {
+        let (told, came) = (told.as_ref().expect("told"), self.0.count("/order"));
+        let is_interrupted = told.contains("nobody knows whether the server acted on it");
+        assert!(is_interrupted || told.contains("\"text\":\"well\""), "{told}");
+        assert!(came == 1 || came == 0 && is_interrupted, "{came} came, and told {told}");
+        usize::from(is_interrupted)
+    }
+}
+
+#[test]
+fn a_request_of_a_model_survives_every_crash() {
+    let tally = cut_off_at_every_write(&Fetch(Outside::start()));
+    assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
+}
+
+/// A turn that is cancelled by its name while it waits for a person: afterwards nothing of it is there, and nothing was done.
+struct Cancelled(Outside);
+
+impl Scenario for Cancelled {
+    type Told = Option<String>;
+
+    fn outside(&self) -> &Outside {
+        &self.0
+    }
+
+    async fn prepare(&self, host: &Host) {
+        let manifest = format!("{MANIFEST}\n[tools.find]\napproval = true");
+        host.deploy("doer", &manifest, doer(&self.0)).await.expect("valid");
+        host.deploy("desk", &granted("\"agent:*/*\""), caller()).await.expect("valid");
+    }
+
+    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+        let id = match told {
+            Some(id) => id.clone(),
+            None => {
+                let handle = host.agents.invoke(keyed("desk", "s", "agent:doer/find")).await.expect("taken");
+                told.insert(handle.turn_id().to_owned()).clone()
+            }
+        };
+        let is_over = async || {
+            let phase = host.agents.turn("desk", "s", &id).await.expect("kept").phase;
+            matches!(phase, TurnPhase::Failed { .. })
+        };
+        let asked = async || !host.agents.approvals(None, 10).await.expect("listed").is_empty();
+        eventually(async || asked().await || is_over().await).await;
+        host.agents.cancel_turn("desk", "s", &id).await.expect("it is there");
+        eventually(is_over).await;
+    }
+
+    async fn check(&self, host: &Host, _told: &Self::Told) -> usize {
+        for (agent, session) in [("desk", "s"), ("doer", "desk~s")] {
+            host.agents.session(agent, session).await.expect_err("no turn of it was committed");
+        }
+        assert!(host.agents.approvals(None, 10).await.expect("listed").is_empty());
+        assert_eq!(self.0.count("/tool"), 0);
+        0
+    }
+}
+
+#[test]
+fn a_cancelled_turn_does_nothing_after_any_crash() {
+    let tally = cut_off_at_every_write(&Cancelled(Outside::start()));
+    assert!(tally.crashes > 9, "{tally:?}");
+}

@@ -1,0 +1,170 @@
+//! What the host knew about its clock when it last looked, and rows whose times lie in a future that a clock which was set
+//! back took away.
+
+use crate::{ScheduleRow, Store, StoreError, rows, schedules};
+use sqlx::{Row, query, query_scalar};
+
+/// Rows that one statement changes.
+const PIECE_ROWS: i64 = 500;
+
+/// What the host before this one knew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClockRow {
+    /// When it last looked.
+    pub seen_ms: u64,
+    /// Times of day that did not happen: from, and to before.
+    pub skips: Vec<(u64, u64)>,
+}
+
+impl Store {
+    pub async fn clock(&self) -> Result<Option<ClockRow>, StoreError> {
+        let failed = || StoreError::while_it("read what was known about the clock");
+        let seen: Option<i64> =
+            query_scalar("SELECT MAX(seen_ms) FROM clock").fetch_one(&self.readers).await.map_err(failed())?;
+        let Some(seen_ms) = seen else { return Ok(None) };
+        let rows = query("SELECT from_ms, to_ms FROM clock_skips ORDER BY from_ms")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failed())?;
+        let skip = |row: &sqlx::sqlite::SqliteRow| (row.get::<i64, _>(0) as u64, row.get::<i64, _>(1) as u64);
+        Ok(Some(ClockRow { seen_ms: seen_ms as u64, skips: rows.iter().map(skip).collect() }))
+    }
+
+    pub async fn put_clock(&self, clock: ClockRow) -> Result<(), StoreError> {
+        self.write(clock, |connection, clock| {
+            Box::pin(async move {
+                let failed = || StoreError::while_it("noted what is known about the clock");
+                for sql in ["DELETE FROM clock", "DELETE FROM clock_skips"] {
+                    query(sql).execute(&mut *connection).await.map_err(failed())?;
+                }
+                query("INSERT INTO clock (seen_ms) VALUES (?)")
+                    .bind(clock.seen_ms as i64)
+                    .execute(&mut *connection)
+                    .await
+                    .map_err(failed())?;
+                for (from_ms, to_ms) in &clock.skips {
+                    query("INSERT OR REPLACE INTO clock_skips (from_ms, to_ms) VALUES (?, ?)")
+                        .bind(*from_ms as i64)
+                        .bind(*to_ms as i64)
+                        .execute(&mut *connection)
+                        .await
+                        .map_err(failed())?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Sessions of an agent that were used after `now_ms` count as used then. How many it were.
+    pub async fn bring_sessions_back(&self, agent: &str, now_ms: u64) -> Result<u64, StoreError> {
+        let later: bool = query_scalar("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND updated_at_ms > ?)")
+            .bind(agent)
+            .bind(now_ms as i64)
+            .fetch_one(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for sessions of the future"))?;
+        if !later {
+            return Ok(0);
+        }
+        self.in_pieces((agent.to_owned(), now_ms), |connection, (agent, now_ms)| {
+            Box::pin(async move {
+                let moved = query(
+                    "UPDATE sessions SET updated_at_ms = ?2 WHERE key IN
+                         (SELECT key FROM sessions WHERE agent = ?1 AND updated_at_ms > ?2 LIMIT ?3)",
+                )
+                .bind(agent.as_str())
+                .bind(*now_ms as i64)
+                .bind(PIECE_ROWS)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("brought sessions back from the future"))?;
+                Ok(moved.rows_affected())
+            })
+        })
+        .await
+    }
+
+    /// Schedules that wait for a time after `now_ms`, by their ids from `after` on.
+    pub async fn later_schedules(
+        &self,
+        now_ms: u64,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        let sql = format!(
+            "SELECT {} FROM schedules WHERE state = 0 AND wake_ms > ? AND id > ? ORDER BY id LIMIT ?",
+            schedules::COLUMNS
+        );
+        let rows = query(sqlx::AssertSqlSafe(sql))
+            .bind(now_ms as i64)
+            .bind(after)
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for schedules of the future"))?;
+        Ok(rows::readable(&rows, "schedule", schedules::schedule_row))
+    }
+
+    /// A schedule that waits, and is due at `row.schedule.due_ms`, is due at another time.
+    pub async fn move_schedule(&self, row: &ScheduleRow, due_ms: u64, wake_ms: u64) -> Result<(), StoreError> {
+        let (id, from_ms) = (row.schedule.id.clone(), row.schedule.due_ms);
+        self.write((id, from_ms, due_ms, wake_ms), |connection, (id, from_ms, due_ms, wake_ms)| {
+            Box::pin(async move {
+                query("UPDATE schedules SET due_ms = ?, wake_ms = ? WHERE id = ? AND due_ms = ? AND state = 0")
+                    .bind(*due_ms as i64)
+                    .bind(*wake_ms as i64)
+                    .bind(id.as_str())
+                    .bind(*from_ms as i64)
+                    .execute(connection)
+                    .await
+                    .map(drop)
+                    .map_err(StoreError::while_it("moved a schedule"))
+            })
+        })
+        .await
+    }
+
+    /// Deliveries, and items of batches, that are to be tried after `latest_ms` are tried at `now_ms`.
+    pub async fn bring_tries_back(&self, latest_ms: u64, now_ms: u64) -> Result<(), StoreError> {
+        for sql in [
+            "UPDATE deliveries SET wake_ms = ?2 WHERE key IN
+                 (SELECT key FROM deliveries WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
+            "UPDATE batch_items SET wake_ms = ?2 WHERE rowid IN
+                 (SELECT rowid FROM batch_items WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
+        ] {
+            self.in_pieces((sql, latest_ms, now_ms), |connection, (sql, latest_ms, now_ms)| {
+                Box::pin(async move {
+                    let moved = query(*sql)
+                        .bind(*latest_ms as i64)
+                        .bind(*now_ms as i64)
+                        .bind(PIECE_ROWS)
+                        .execute(connection)
+                        .await
+                        .map_err(StoreError::while_it("brought tries back from the future"))?;
+                    Ok(moved.rows_affected())
+                })
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_known_about_the_clock_is_found_again() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        assert_eq!(store.clock().await.expect("read"), None);
+        for clock in [
+            ClockRow { seen_ms: 70, skips: vec![(10, 20), (30, 50)] },
+            ClockRow { seen_ms: 60, skips: Vec::new() },
+        ] {
+            store.put_clock(clock.clone()).await.expect("written");
+            assert_eq!(store.clock().await.expect("read"), Some(clock));
+        }
+    }
+}

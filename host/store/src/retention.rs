@@ -1,0 +1,33 @@
+//! What is forgotten after a while, a few rows at once.
+
+use crate::{Store, StoreError, events};
+use sqlx::query;
+
+/// Rows that one statement removes.
+const PIECE_ROWS: i64 = 200;
+
+impl Store {
+    /// Forgets what was answered to idempotency keys before `before_ms`. How many there were.
+    pub async fn forget_outcomes(&self, before_ms: u64) -> Result<u64, StoreError> {
+        self.in_pieces(before_ms, |connection, before_ms| {
+            Box::pin(async move {
+                let gone = query(
+                    "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE at_ms < ? LIMIT ?)",
+                )
+                .bind(*before_ms as i64)
+                .bind(PIECE_ROWS)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("forgot what was answered long ago"))?;
+                Ok(gone.rows_affected())
+            })
+        })
+        .await
+    }
+
+    /// Forgets events whose deliveries are over, and dead letters, when they are old enough. Writing an event does the same
+    /// from time to time; this is for a host on which nothing happens.
+    pub async fn forget_events(&self, now_ms: u64) -> Result<u64, StoreError> {
+        self.in_pieces(now_ms, |connection, now_ms| Box::pin(events::prune(connection, *now_ms))).await
+    }
+}

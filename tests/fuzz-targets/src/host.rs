@@ -1,0 +1,70 @@
+//! The host that targets share: a tiny model of random weights, agents, and routes without a socket.
+
+use crate::guest;
+use axum::Router;
+use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_gateway::GatewayOptions;
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_runtime::{AgentHost, Manifest, RuntimeOptions};
+use skep_store::Store;
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+use tokio::runtime::Runtime;
+
+pub(crate) struct SharedHost {
+    pub(crate) runtime: Runtime,
+    pub(crate) agents: AgentHost,
+    pub(crate) router: Router,
+}
+
+const EVERYTHING: &str = "[grants]\nhosts = [\"*\"]\ntools = [\"agent:*/*\"]\n[limits]\ncpu_ms = 2000\nturn_ms = 2000\n\
+                          tokens = 64\nlog_kb = 16\n";
+
+pub(crate) fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| Engine::start(tiny_model(), EngineOptions::default()).expect("the engine starts"))
+}
+
+pub(crate) fn host() -> &'static SharedHost {
+    static HOST: OnceLock<SharedHost> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let runtime = Runtime::new().expect("threads can be started");
+        let agents = runtime.block_on(start());
+        let router = skep_gateway::router(agents.clone(), GatewayOptions::default());
+        SharedHost { runtime, agents, router }
+    })
+}
+
+async fn start() -> AgentHost {
+    let store = Store::in_memory().await.expect("a database in memory");
+    let options = RuntimeOptions { max_instances: 32, ..RuntimeOptions::default() };
+    let agents =
+        AgentHost::start(store, ModelSet::new(engine().clone()), options).await.expect("the host starts");
+    for (name, more, component) in
+        [("caller", EVERYTHING, guest::caller()), ("chat", "", guest::chatter())]
+    {
+        let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}")).expect("valid");
+        agents.deploy(manifest, component, "fuzz").await.expect("it deploys");
+    }
+    agents
+}
+
+fn tiny_model() -> LoadedModel {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
+    let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
+    let options =
+        ExecutorOptions { threads: Some(1), kv_tokens: Some(8 << 10), ..ExecutorOptions::default() };
+    let tokenizer =
+        std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
+    LoadedModel {
+        name: "tiny".into(),
+        config: checkpoint.config().clone(),
+        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
+        template: Arc::new(ChatTemplate::chatml_default()),
+        executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
+        device: "cpu".into(),
+        fallback: None,
+    }
+}

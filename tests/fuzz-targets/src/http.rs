@@ -1,0 +1,118 @@
+//! Bodies and headers of clients: chats, exported sessions, and where a stream is to go on.
+
+use crate::host::host;
+use axum::{
+    body::{Body, to_bytes},
+    http::{HeaderValue, Request, StatusCode},
+};
+use std::{sync::OnceLock, time::Duration};
+use tower::ServiceExt;
+
+/// What does not come by then is given up, as clients do.
+const PATIENCE: Duration = Duration::from_millis(500);
+const CHAT_ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/ai/run/tiny", "/v1/events"];
+const SESSION: &str = "/v1/agents/chat/sessions/s";
+
+pub(crate) const CHAT_WORDS: &[&str] = &[
+    "\"messages\":[", "{\"role\":\"user\",\"content\":\"hi\"}", "\"role\":\"assistant\"", "\"role\":\"tool\"", "\"tool_call_id\":\"x\"", "\"tool_calls\":[",
+    "\"stream\":true", "\"stream_options\":{\"include_usage\":true}", "\"max_tokens\":", "\"temperature\":", "\"top_p\":", "\"top_k\":", "\"n\":", "\"seed\":",
+    "\"stop\":[", "\"logit_bias\":{\"5\":1}", "\"logprobs\":true", "\"top_logprobs\":", "\"response_format\":{\"type\":\"json_object\"}", "\"tools\":[",
+    "\"tool_choice\":\"required\"", "\"content\":[{\"type\":\"text\",\"text\":\"a\"}]", "\"prompt\":", "\"echo\":true", "\"requests\":[", "{", "}", "[", "]", ",", "null",
+    "-1", "1e308", "\"topic\":\"a.b\"", "\"data\":",
+];
+pub(crate) const RESUME_WORDS: &[&str] =
+    &["0", "1", "-1", "+1", "18446744073709551615", "18446744073709551616", " ", "\t", "1.0", "0x1", "é", "99999999999999999999999"];
+pub(crate) const SESSION_WORDS: &[&str] = &[
+    "\"format\":", "\"version\":1", "\"turns\":", "\"state\":{", "\"conversations\":[", "\"transcript\":", "\"messages\":[", "\"tokens\":[", "\"role\":\"tool\"",
+    "\"summary\":", "\"model\":\"tiny\"", "\"name\":\"main\"", "18446744073709551615", "-1", "null", "[]", "{}", "\"====\"", "\"agent\":\"chat\"",
+];
+
+/// The first byte says which route.
+pub(crate) fn chat_body(input: &[u8]) {
+    let Some((route, body)) = input.split_first() else { return };
+    let route = CHAT_ROUTES[usize::from(*route) % CHAT_ROUTES.len()];
+    let request = Request::post(route).header("content-type", "application/json");
+    send(request.body(Body::from(body.to_vec())).expect("the head is a constant"));
+}
+
+/// A header as it comes, with the events of a turn that has ended, and with the log.
+pub(crate) fn resume_id(input: &[u8]) {
+    let Ok(value) = HeaderValue::from_bytes(input) else { return };
+    for path in [ended_turn(), "/v1/agents/chat/logs?follow=true"] {
+        let request = Request::get(path).header("last-event-id", value.clone());
+        send(request.body(Body::empty()).expect("the value is one of a header"));
+    }
+}
+
+pub(crate) fn imported_session(input: &[u8]) {
+    let request = Request::put("/v1/agents/chat/sessions/imported?replace=true");
+    let request = request.header("content-type", "application/json");
+    let status = send(request.body(Body::from(input.to_vec())).expect("the head is a constant"));
+    if status == Some(StatusCode::CREATED) {
+        // What was taken can be used.
+        send(Request::get("/v1/agents/chat/sessions/imported").body(Body::empty()).expect("constant"));
+        send(say("imported", "hello"));
+    }
+}
+
+pub(crate) fn chat_seeds() -> Vec<Vec<u8>> {
+    let bodies = [
+        (0, r#"{"model":"tiny","messages":[{"role":"system","content":"s"},{"role":"user","content":"hello"}],"max_tokens":2,"temperature":0}"#),
+        (0, r#"{"model":"default","stream":true,"messages":[{"role":"user","content":[{"type":"text","text":"hello"}]}],"max_completion_tokens":2,"seed":7,"n":2,"stop":["x"],"logprobs":true,"top_logprobs":2,"logit_bias":{"65":-100}}"#),
+        (0, r#"{"messages":[{"role":"user","content":"w"},{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"a","content":"2"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"auto","parallel_tool_calls":false,"max_tokens":2}"#),
+        (0, r#"{"messages":[{"role":"user","content":"j"}],"response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}}},"max_tokens":4}"#),
+        (1, r#"{"model":"tiny","prompt":"once","max_tokens":2,"echo":true,"logprobs":1}"#),
+        (1, r#"{"model":"tiny","prompt":[1,2,3],"max_tokens":1,"stream":true}"#),
+        (2, r#"{"prompt":"hello","max_tokens":2,"stream":false}"#),
+        (2, r#"{"messages":[{"role":"user","content":"hello"}],"max_tokens":2,"lora":null}"#),
+        (2, r#"{"requests":[{"prompt":"a","external_reference":"r","max_tokens":1}]}"#),
+        (3, r#"{"id":"1","source":"shop","topic":"order.paid","data":{"a":[1,2]},"at_ms":5}"#),
+    ];
+    bodies.iter().map(|(route, body)| [&[*route], body.as_bytes()].concat()).collect()
+}
+
+pub(crate) fn resume_seeds() -> Vec<Vec<u8>> {
+    ["0", "1", "2", "17", "18446744073709551615"].iter().map(|id| id.as_bytes().to_vec()).collect()
+}
+
+/// A session with state and a conversation, as it is exported.
+pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
+    ended_turn();
+    let exported = host().runtime.block_on(async {
+        let request = Request::get(format!("{SESSION}/export")).body(Body::empty()).expect("constant");
+        let Ok(response) = host().router.clone().oneshot(request).await;
+        to_bytes(response.into_body(), usize::MAX).await.expect("a whole body")
+    });
+    vec![exported.to_vec()]
+}
+
+/// Where the events of a turn are that has ended.
+fn ended_turn() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let turn = host().runtime.block_on(async {
+            let Ok(response) = host().router.clone().oneshot(say("s", "hello")).await;
+            let body = to_bytes(response.into_body(), usize::MAX).await.expect("a whole body");
+            let answer: serde_json::Value = serde_json::from_slice(&body).expect("an answer is JSON");
+            answer["turn_id"].as_str().expect("a turn has an id").to_owned()
+        });
+        format!("{SESSION}/turns/{turn}/events")
+    })
+}
+
+fn say(session: &str, text: &str) -> Request<Body> {
+    let request = Request::post(format!("/v1/agents/chat/sessions/{session}/messages"));
+    let body = serde_json::json!({"text": text}).to_string();
+    request.header("content-type", "application/json").body(Body::from(body)).expect("constant")
+}
+
+/// The status, if an answer came in time. It is read to its end or given up.
+fn send(request: Request<Body>) -> Option<StatusCode> {
+    let answered = async {
+        let Ok(response) = host().router.clone().oneshot(request).await;
+        let status = response.status();
+        let _ = to_bytes(response.into_body(), 1 << 20).await;
+        status
+    };
+    host().runtime.block_on(async { tokio::time::timeout(PATIENCE, answered).await.ok() })
+}

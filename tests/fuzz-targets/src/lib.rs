@@ -1,0 +1,139 @@
+//! What strangers send, as functions that take any bytes and must neither panic nor hang: one for each way in.
+//!
+//! The same functions are run by `cargo test` for a second each, by the program of this crate for as long as one likes, and
+//! by `cargo fuzz` (`tests/fuzz`). An input that once made one panic is kept under `regressions/TARGET`.
+#![forbid(unsafe_code)]
+
+mod guest;
+mod host;
+mod http;
+mod model_files;
+mod mutator;
+mod schemas;
+mod toml_files;
+mod tool_calls;
+mod watched;
+
+pub use mutator::Mutator;
+pub use watched::{Outcome, run_watched};
+
+use std::path::{Path, PathBuf};
+
+/// One way in.
+pub struct Target {
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+    /// Real inputs.
+    seeds: fn() -> Vec<Vec<u8>>,
+    /// Words that its inputs are made of.
+    pub words: &'static [&'static str],
+    /// Inputs that a test tries.
+    pub tries: usize,
+}
+
+pub const TARGETS: [Target; 10] = [
+    Target {
+        name: "gguf",
+        run: model_files::gguf,
+        seeds: Vec::new,
+        words: model_files::GGUF_WORDS,
+        tries: 1_500,
+    },
+    Target {
+        name: "safetensors",
+        run: model_files::safetensors,
+        seeds: Vec::new,
+        words: model_files::SAFETENSORS_WORDS,
+        tries: 1_500,
+    },
+    Target {
+        name: "agent_toml",
+        run: toml_files::agent,
+        seeds: toml_files::agent_seeds,
+        words: toml_files::WORDS,
+        tries: 2_000,
+    },
+    Target {
+        name: "skep_toml",
+        run: toml_files::skep,
+        seeds: toml_files::skep_seeds,
+        words: toml_files::WORDS,
+        tries: 2_000,
+    },
+    Target {
+        name: "chat_bodies",
+        run: http::chat_body,
+        seeds: http::chat_seeds,
+        words: http::CHAT_WORDS,
+        tries: 600,
+    },
+    Target {
+        name: "schemas",
+        run: schemas::schema,
+        seeds: schemas::seeds,
+        words: schemas::WORDS,
+        tries: 150,
+    },
+    Target {
+        name: "tool_calls",
+        run: tool_calls::text,
+        seeds: tool_calls::seeds,
+        words: tool_calls::WORDS,
+        tries: 4_000,
+    },
+    Target { name: "guest_arguments", run: guest::arguments, seeds: guest::seeds, words: &[], tries: 150 },
+    Target {
+        name: "resume_ids",
+        run: http::resume_id,
+        seeds: http::resume_seeds,
+        words: http::RESUME_WORDS,
+        tries: 600,
+    },
+    Target {
+        name: "imported_sessions",
+        run: http::imported_session,
+        seeds: http::session_seeds,
+        words: http::SESSION_WORDS,
+        tries: 400,
+    },
+];
+
+/// Runs a target by its name, as `cargo fuzz` does.
+pub fn run(target: &str, input: &[u8]) {
+    let target = Target::named(target).expect("there is a target of this name");
+    (target.run)(input);
+}
+
+impl Target {
+    pub fn named(name: &str) -> Option<&'static Target> {
+        TARGETS.iter().find(|target| target.name == name)
+    }
+
+    /// Real inputs, those of files included.
+    pub fn seeds(&self) -> Vec<Vec<u8>> {
+        let mut seeds = (self.seeds)();
+        seeds.extend(files(&folder("corpus").join(self.name)));
+        seeds
+    }
+
+    /// Inputs that made it panic once.
+    pub fn regressions(&self) -> Vec<Vec<u8>> {
+        files(&self.regression_folder())
+    }
+
+    pub fn regression_folder(&self) -> PathBuf {
+        folder("regressions").join(self.name)
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// In the order of their names.
+fn files(folder: &Path) -> Vec<Vec<u8>> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths.iter().filter_map(|path| std::fs::read(path).ok()).collect()
+}

@@ -1,0 +1,64 @@
+//! Files of models: opened, and read as far as a host reads them before it computes.
+
+use skep_model::{Checkpoint, SpecialTokens};
+use std::{path::Path, sync::OnceLock};
+use tempfile::TempDir;
+
+pub(crate) const GGUF_WORDS: &[&str] = &[
+    "GGUF", "general.architecture", "general.alignment", "llama", "qwen2", "llama.block_count", "llama.rope.scaling.type", "yarn",
+    "llama.attention.key_length", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores", "tokenizer.chat_template",
+    "tokenizer.ggml.model", "blk.0.attn_q.weight", "output.weight", "{% for i in range(1000) %}", "{{ x }}",
+];
+pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
+    "\"dtype\":\"F32\"", "\"BF16\"", "\"shape\":[", "\"data_offsets\":[", "__metadata__", "model.norm.weight", "\"num_hidden_layers\":",
+    "\"hidden_size\":", "\"head_dim\":", "\"rope_scaling\":{\"rope_type\":\"llama3\"}", "\"model_type\":\"qwen3\"", "\"vocab_size\":", "null", "1e999",
+];
+
+/// The whole of an input is the file.
+pub(crate) fn gguf(input: &[u8]) {
+    let path = folder().join("model.gguf");
+    write(&path, input);
+    look_at(&path);
+}
+
+/// Two bytes say how many of the next are `config.json`; the rest is the file of weights.
+pub(crate) fn safetensors(input: &[u8]) {
+    let Some((length, rest)) = input.split_first_chunk() else { return };
+    let (config, weights) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
+    let folder = folder().join("folder");
+    std::fs::create_dir_all(&folder).expect("the temporary folder takes files");
+    write(&folder.join("config.json"), config);
+    write(&folder.join("model.safetensors"), weights);
+    look_at(&folder);
+}
+
+fn look_at(path: &Path) {
+    let Ok(checkpoint) = Checkpoint::open(path) else { return };
+    let _ = format!("{:?} {} {}", checkpoint.config(), checkpoint.format(), checkpoint.bytes());
+    for tensor in checkpoint.tensors() {
+        // Every byte is there.
+        std::hint::black_box(tensor.data.iter().fold(0_u8, |sum, byte| sum ^ byte));
+    }
+    if let Ok(Some(tokenizer)) = checkpoint.tokenizer()
+        && let Ok(ids) = tokenizer.encode("hello <|im_end|> é🐝", SpecialTokens::Parse)
+    {
+        let _ = tokenizer.decode(&ids, false);
+        let _ = tokenizer.decode(&[0, 5, u32::MAX], true);
+    }
+    if let Ok(Some(template)) = checkpoint.chat_template() {
+        let messages = [serde_json::json!({"role": "user", "content": "hello"})];
+        let tools = serde_json::json!([{"name": "f", "parameters": {}}]);
+        let _ = template.render(&messages, Some(&tools), true);
+    }
+}
+
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::tempdir().expect("there is room for a folder")).path()
+}
+
+/// Another file than before: the last one may still be mapped.
+fn write(path: &Path, bytes: &[u8]) {
+    let _ = std::fs::remove_file(path);
+    std::fs::write(path, bytes).expect("the temporary folder takes files");
+}
