@@ -80,7 +80,8 @@ pub(crate) async fn complete(
     request.resume = call.tokens().to_vec();
     request.resume_taken_back = call.taken_back();
     let must_complete = request.constraint.is_some();
-    let begin = move |cancel: &Cancel| begin(&engine, &prompt, request, cancel);
+    let begins = engine.clone();
+    let begin = move |cancel: &Cancel| begin(&begins, &prompt, request, cancel);
     let stream = match turn.compute(is_quick, begin).await.map_err(engine_error) {
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),

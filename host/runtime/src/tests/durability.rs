@@ -11,6 +11,9 @@ const TOKENS: u32 = 160;
 /// Enough CPU that a test ends it and not the limit.
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
+/// What a conversation begins with.
+pub(super) const QUESTION: &str = "hello, one and all";
+
 /// Counts its turns in the state, then generates [`TOKENS`] tokens in a conversation and replies with them.
 pub(super) fn talker() -> Guest {
     Guest {

@@ -1,6 +1,6 @@
 //! A host with a tiny model of random weights, and short ways to ask it.
 
-use super::guest::Guest;
+use super::{durability::QUESTION, guest::Guest};
 use crate::{
     AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
 };
@@ -153,6 +153,15 @@ impl Stopped {
         let store = self.store;
         Host { agents: start(&store, &models, options).await, store, models }
     }
+}
+
+/// That the tokens of the session `s` are those of the host's model, and that it has seen the first question.
+pub(super) async fn check_tokens(host: &Host, agent: &str) {
+    let exported = host.agents.export_session(agent, "s").await.expect("it is there");
+    let transcript = &exported.conversations[0].transcript;
+    let engine = host.agents.models().get(None).expect("there is one");
+    transcript.check(&engine).expect("the tokens spell the text");
+    assert!(!transcript.tokens().is_empty() && transcript.rendered().contains(QUESTION));
 }
 
 /// What comes of something that goes on by itself, as soon as it is there.

@@ -7,6 +7,7 @@
 //! connection. What was done is counted by servers outside of the host.
 
 mod deliveries;
+mod models;
 mod sessions;
 mod turns;
 mod versions;

@@ -1,0 +1,98 @@
+//! A host is cut off in a turn, and the next one has another model under the same name.
+
+use super::{Crash, Life, copy_of, live};
+use crate::{
+    Invocation, RuntimeOptions,
+    tests::{
+        durability::{QUESTION, talker},
+        fixture::{Host, check_tokens, invocation, permuted_engine, tiny_engine},
+        guest::Guest,
+    },
+};
+use skep_engine::ModelSet;
+use skep_store::Moment;
+
+/// [`talker`] that replies with the error if its last generation fails; `first` are instructions before that.
+fn teller(first: &str) -> Guest {
+    let talker = talker();
+    let failed = "(if (i32.load8_u (i32.const 2048)) (then unreachable))";
+    let (before, after) = talker.on_message.split_once(failed).expect("it looks whether it failed");
+    let (before, generate) = before.split_once("(call $generate (i32.const 1024)").expect("it generates");
+    let on_message = format!(
+        r#"{before} {first} (call $generate (i32.const 1024) {generate}
+        (if (i32.load8_u (i32.const 2048))
+            (then
+                (i32.store (i32.const 2056) (i32.load (i32.const 2060)))
+                (i32.store (i32.const 2060) (i32.load (i32.const 2064)))))
+        {after}"#
+    );
+    Guest { on_message: on_message.leak(), ..talker }
+}
+
+/// Cuts a turn of the guest off after each of its writes, and gives what it says on the host with the other model, with the
+/// number of its messages and whether the conversation has tokens.
+fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize, bool)> {
+    let keyed = || Invocation { idempotency_key: Some("k".into()), ..invocation("talk", "s", QUESTION) };
+    let (model, other) = (ModelSet::new(tiny_engine("tiny")), ModelSet::new(permuted_engine("tiny")));
+    let prepared = tempfile::tempdir().expect("a temporary folder");
+    live(prepared.path(), &model, RuntimeOptions::default(), None, async |host| {
+        host.deploy("talk", "", Guest { ..*guest }).await.expect("valid");
+        host.agents.drain(std::time::Duration::ZERO).await;
+        host.store().close().await;
+    });
+    let mut said = Vec::new();
+    for number in 1.. {
+        let crash = Crash { moment: Moment::Committed, number };
+        let folder = copy_of(prepared.path());
+        let life = live(folder.path(), &model, RuntimeOptions::default(), Some(crash), async |host| {
+            host.agents.invoke(keyed()).await.expect("taken").outcome().await.expect("it goes well");
+        });
+        let Life::Cut(left) = life else { break };
+        let life = live(left.path(), &other, RuntimeOptions::default(), None, async |host: &Host| {
+            let ended = host.agents.invoke(keyed()).await.expect("taken").outcome().await;
+            let text = ended.map(|outcome| outcome.text).map_err(|error| error.code().to_owned());
+            let (mut messages, mut has_tokens) = (0, false);
+            if text.is_ok() {
+                let exported = host.agents.export_session("talk", "s").await.expect("it is there");
+                let transcript = &exported.conversations[0].transcript;
+                (messages, has_tokens) = (transcript.messages().len(), !transcript.tokens().is_empty());
+            }
+            // The session goes on in any case.
+            host.answer("talk", "s", QUESTION).await;
+            check_tokens(host, "talk").await;
+            (text, messages, has_tokens)
+        });
+        let Life::Whole(ended) = life else { unreachable!("nothing cuts it off") };
+        said.push(ended);
+    }
+    said
+}
+
+#[test]
+fn a_generation_under_which_the_model_was_exchanged_is_interrupted() {
+    let said = exchanged_at_every_write(&teller(""));
+    let interrupted = said.iter().filter(|(text, messages, _)| {
+        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: the model tiny was exchanged"))
+            && *messages == 1
+    });
+    assert!(interrupted.count() > 0, "{said:?}");
+}
+
+#[test]
+fn an_answer_of_the_exchanged_model_stays_in_the_conversation_as_text() {
+    // Four tokens first.
+    let first = r#"
+        (i32.store offset=84 (i32.const 1024) (i32.const 4))
+        (call $generate (i32.const 1024) (i32.const 2048))
+        (if (i32.load8_u (i32.const 2048)) (then unreachable))
+        (i32.store offset=84 (i32.const 1024) (i32.const 160))"#;
+    let said = exchanged_at_every_write(&teller(first));
+    let interrupted = said.iter().filter(|(text, messages, has_tokens)| {
+        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: ")) && (*messages, *has_tokens) == (2, false)
+    });
+    assert!(interrupted.count() > 0, "{said:?}");
+    for (text, ..) in &said {
+        // The guest traps if its first generation was interrupted.
+        assert!(text.as_ref().err().is_none_or(|code| code == "agent_trapped"), "{text:?}");
+    }
+}
