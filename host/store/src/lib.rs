@@ -72,7 +72,7 @@ pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use sqlite::{Durability, Store};
-pub use standing::{COMMIT_TIME, DiskUse, OpenWork};
+pub use standing::{COMMIT_TIME, DiskUse, OpenWork, table_rows};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};
