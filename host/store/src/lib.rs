@@ -32,6 +32,7 @@ mod logs;
 mod pieces;
 #[cfg(test)]
 mod pieces_tests;
+mod restored;
 mod rows;
 #[cfg(test)]
 mod schedule_tests;
@@ -40,6 +41,7 @@ mod schema;
 mod secrets;
 mod sessions;
 mod sqlite;
+mod snapshot;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -66,11 +68,13 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogFilter, LogRow};
+pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
     ConversationRow, Occasion, Outcome, SessionFolder, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
+pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
 pub use standing::{COMMIT_TIME, DiskUse, OpenWork, table_rows};
 pub use token_use::TokenUse;

@@ -1,5 +1,6 @@
 //! What every session needs and no session owns: the store, the models, the agents, and room to run in.
 
+use super::held::HeldSessions;
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     approvals::Wakers,
@@ -50,6 +51,7 @@ pub(crate) struct Services {
     closed: watch::Sender<bool>,
     pub(crate) wakers: Wakers,
     pub(crate) live: Arc<LiveTurns>,
+    pub(crate) held: HeldSessions,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) clock: Clock,
@@ -111,6 +113,7 @@ impl Services {
             closed: watch::Sender::new(false),
             wakers: Wakers::default(),
             live: Arc::default(),
+            held: HeldSessions::default(),
             active: Arc::default(),
             clock,
             outbox,

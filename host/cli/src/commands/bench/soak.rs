@@ -22,8 +22,9 @@ const MORE_ROWS: (f64, f64) = (0.1, 40.0);
 const REST: Duration = Duration::from_secs(10);
 /// Tables of what is kept for a time on purpose: ids of events for a day, ended turns for a day, versions, batches for a day,
 /// log lines. They are shown and not judged.
-const KEPT: [&str; 9] = [
+const KEPT: [&str; 10] = [
     "events",
+    "token_use",
     "deployments",
     "components",
     "turns",
@@ -154,8 +155,9 @@ async fn hold(storm: &Arc<Storm>, time: Duration, what: &str) -> Result<()> {
         step.advance_to(began.elapsed().as_secs());
     }
     storm.settle(clients).await?;
+    let left = storm.delete_all().await?;
     tokio::time::sleep(REST).await;
-    step.finish("");
+    step.finish(&format!("{left} sessions of calls and batches were left"));
     Ok(())
 }
 

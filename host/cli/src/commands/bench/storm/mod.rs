@@ -236,7 +236,15 @@ impl Storm {
         let began = Instant::now();
         loop {
             let url = self.host().await;
-            let answer = match request(&self.http, &url).send().await {
+            let answer = tokio::select! {
+                answer = request(&self.http, &url).send() => answer,
+                // The host is gone, and somebody else may have its port by now.
+                () = self.gone(&url) => {
+                    is_repeated = true;
+                    continue;
+                }
+            };
+            let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {
                     // One that could not connect was not sent.
@@ -265,6 +273,12 @@ impl Storm {
         }
     }
 
+    /// Resolves when the host is not there any more.
+    async fn gone(&self, url: &str) {
+        // The sender is part of this.
+        let _ = self.url.subscribe().wait_for(|now| now.as_deref() != Some(url)).await;
+    }
+
     /// Where the host is, as soon as it is there.
     async fn host(&self) -> String {
         let mut url = self.url.subscribe();
@@ -286,7 +300,13 @@ impl Storm {
         const SHOWN: usize = 10;
         let mut found = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        let faults = log.lines().filter(|line| line.contains("panicked at") || line.contains(" ERROR "));
+        // A turn that is killed again and again is given up, and its client is told.
+        let is_fault = |line: &&str| {
+            (line.contains("panicked at") || line.contains(" ERROR "))
+                && !line.contains("turn_lost")
+                && !line.contains("is given up: the host died")
+        };
+        let faults = log.lines().filter(is_fault);
         found.extend(faults.map(|line| format!("log: {line}")));
         (found.len(), found.into_iter().take(SHOWN).collect())
     }

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
 
 use super::books::Told;
-use super::{AGENT, Answer, Storm};
+use super::{AGENT, Answer, CALLEE, Storm};
 
 /// An alarm or an event that comes later than this counts as lost.
 const LATEST: Duration = Duration::from_secs(120);
@@ -127,6 +128,30 @@ impl Storm {
         let copied = self.entries(&copy).await?;
         self.books.found(kind, &copy, Told::Done, usize::from(copied == entries));
         Some(copy)
+    }
+
+    /// Deletes what nobody else does: sessions in which other agents' tools ran, and those of a batch's items. How many.
+    pub async fn delete_all(&self) -> Result<usize> {
+        let mut deleted = 0;
+        for agent in [AGENT, CALLEE] {
+            loop {
+                let path = format!("/v1/agents/{agent}/sessions");
+                let list = self.ask(|http, url| http.get(format!("{url}{path}?limit=500"))).await;
+                let sessions = list.body["data"].as_array().cloned().unwrap_or_default();
+                let ids: Vec<&str> = sessions.iter().filter_map(|session| session["id"].as_str()).collect();
+                if ids.is_empty() {
+                    break;
+                }
+                for id in ids {
+                    let answer = self.ask(|http, url| http.delete(format!("{url}{path}/{id}"))).await;
+                    if !matches!(answer.status, 204 | 404) {
+                        bail!("deleting session {id} of {agent}: {} {}", answer.status, answer.body);
+                    }
+                    deleted += 1;
+                }
+            }
+        }
+        Ok(deleted)
     }
 
     async fn delete(&self, session: &str) {
