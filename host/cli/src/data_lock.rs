@@ -2,7 +2,7 @@
 //!
 //! The lock goes with the process, however that ends, so nothing has to be cleaned up after a crash; the file stays. What
 //! is written in it is only what the error of the next one says. Commands that read and write single rows, such as
-//! `skep key --data`, do not take it.
+//! `skep key --data`, take it only to bring the tables up to date.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read as _, Write as _};

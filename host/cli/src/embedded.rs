@@ -34,6 +34,13 @@ pub static HOSTILE: BenchAgent = BenchAgent {
     lib_rs: include_str!("../templates/hostile/lib.rs.in"),
 };
 
+/// Does one of everything that has an effect outside.
+pub static STORM: BenchAgent = BenchAgent {
+    name: "storm",
+    cargo_toml: include_str!("../templates/storm/Cargo.toml.in"),
+    lib_rs: include_str!("../templates/storm/lib.rs.in"),
+};
+
 /// Makes the unpacked folders one workspace, with the example in it.
 const WORKSPACE: &str =
     "[workspace]\nresolver = \"3\"\nmembers = [\"examples/*\"]\nexclude = [\"guest-sdk\"]\n";

@@ -164,9 +164,11 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::CallRefused { .. } => StatusCode::FORBIDDEN,
-            RuntimeError::ApprovalDecided { .. } | RuntimeError::WaitingForApproval { .. } => {
-                StatusCode::CONFLICT
-            }
+            RuntimeError::ApprovalDecided { .. }
+            | RuntimeError::WaitingForApproval { .. }
+            | RuntimeError::HeldSinceRestore { .. }
+            | RuntimeError::TurnDropped { .. }
+            | RuntimeError::NothingHeld => StatusCode::CONFLICT,
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. }
             | RuntimeError::SessionExists { .. }

@@ -202,6 +202,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/webhooks/{webhook}/test", post(routes::webhooks::test))
         .route("/v1/webhooks/dead-letters", get(routes::webhooks::dead_letters))
         .route("/v1/webhooks/dead-letters/{id}/redeliver", post(routes::webhooks::redeliver))
+        .route("/v1/held", get(routes::held::show).post(routes::held::decide))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))
         .route("/ai/run/{*model}", post(routes::ai_run::run))

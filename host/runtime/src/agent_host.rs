@@ -8,6 +8,7 @@ mod batches;
 mod deployments;
 mod events;
 mod expiry;
+mod held;
 mod model_use;
 mod schedules;
 mod secrets;
@@ -86,6 +87,7 @@ impl AgentHost {
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let services = Arc::new(Services::start(store, models, &options, keys.tenancy()).await?);
         services.restore().await?;
+        services.hold_sessions().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
         let expiry = Expiry::new(&services, &sessions, &options);

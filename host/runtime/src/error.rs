@@ -135,6 +135,18 @@ pub enum RuntimeError {
          reason; see the host's log and the limits of its agent, and send the message again under a new key"
     )]
     TurnLost { turn: String, losses: u32 },
+    #[error(
+        "session {agent}/{session} takes nothing yet: the host was restored from a backup, and a turn of the session may have \
+         ended after it; the operator decides about it with `skep held resume` or `skep held drop`"
+    )]
+    HeldSinceRestore { agent: String, session: String },
+    #[error(
+        "turn {turn} was open when a backup of the host was taken, and was dropped after that was restored; it may have done \
+         its work in between: look at that, and send the message again under a new key if need be"
+    )]
+    TurnDropped { turn: String },
+    #[error("nothing is held: the host was not restored from a backup, or it was decided about already")]
+    NothingHeld,
     #[error("the turn was cancelled")]
     Cancelled,
     #[error("the agent trapped: {message}")]
@@ -195,6 +207,9 @@ impl RuntimeError {
             Self::LimitExceeded { .. } => "limit_exceeded",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::TurnLost { .. } => "turn_lost",
+            Self::HeldSinceRestore { .. } => "held_since_restore",
+            Self::TurnDropped { .. } => "turn_dropped",
+            Self::NothingHeld => "nothing_held",
             Self::Cancelled => "cancelled",
             Self::Trap { .. } => "agent_trapped",
             Self::StoreStalled { .. } => "store_stalled",
@@ -236,6 +251,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "tokens_used_up",
         "tool_failed",
         "truncated",
+        "turn_dropped",
         "turn_lost",
     ];
     CODES.iter().find(|known| **known == code).copied().unwrap_or("turn_failed")

@@ -141,7 +141,7 @@ async fn take(
     };
     let mut next = among(
         "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
-             AND NOT cancelled AND model IN (",
+             AND NOT cancelled AND NOT held AND model IN (",
         ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
     );
     next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
@@ -153,7 +153,7 @@ async fn take(
     let Some(batch) = next else {
         let wake: Option<i64> = among(
             "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete
-                 AND NOT cancelled AND model IN (",
+                 AND NOT cancelled AND NOT held AND model IN (",
             ")",
         )
         .build_query_scalar()

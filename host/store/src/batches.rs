@@ -101,7 +101,7 @@ impl Store {
     /// Batches of which no item is left, and which have not been ended yet.
     pub async fn finished_batches(&self) -> Result<Vec<BatchRow>, StoreError> {
         let rows = query(
-            "SELECT key FROM batches WHERE ended_at_ms IS NULL AND complete
+            "SELECT key FROM batches WHERE ended_at_ms IS NULL AND complete AND (cancelled OR NOT held)
              AND NOT EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0)
              AND NOT EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 1) ORDER BY key",
         )

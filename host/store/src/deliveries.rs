@@ -47,6 +47,8 @@ pub struct Delivery {
     pub principal: String,
     pub hops: u32,
     pub at_ms: u64,
+    /// It was on its way when a backup was taken that was restored, so it may have been made before.
+    pub restored: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ const BEGUN: i64 = 1;
 const DEAD: i64 = 2;
 const COLUMNS: &str = "deliveries.key, deliveries.agent, deliveries.session, deliveries.webhook, deliveries.state, \
                        deliveries.attempt, deliveries.error, events.id, events.source, events.topic, events.data, \
-                       events.principal, events.hops, events.at_ms";
+                       events.principal, events.hops, events.at_ms, deliveries.restored";
 
 impl Store {
     /// At most `limit` deliveries that are due, each to another target, and none to a target to which one has begun.
@@ -311,5 +313,6 @@ fn delivery(row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
         principal: row.try_get(11)?,
         hops: row.try_get(12)?,
         at_ms: row.try_get::<i64, _>(13)? as u64,
+        restored: row.try_get(14)?,
     })
 }

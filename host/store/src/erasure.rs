@@ -170,7 +170,7 @@ const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated
     AND NOT EXISTS (SELECT 1 FROM turns WHERE turns.agent = sessions.agent AND turns.session = sessions.session
         AND ended_at_ms IS NULL)
     AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.agent = sessions.agent
-        AND deliveries.session = sessions.session AND deliveries.state IN (0, 1))
+        AND deliveries.session = sessions.session AND deliveries.state IN (0, 1, 3))
     AND NOT EXISTS (SELECT 1 FROM schedules WHERE schedules.agent = sessions.agent
         AND schedules.session = sessions.session AND schedules.state != 3)";
 

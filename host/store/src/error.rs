@@ -21,6 +21,11 @@ pub enum StoreError {
          upgrade skep or use another data folder"
     )]
     NewerSchema { found: i64, known: i64 },
+    #[error(
+        "the database was written by an older version of skep (schema {found}, this one has {known}), and a host may be using \
+         it; use the version of that host, or stop it first"
+    )]
+    OlderSchema { found: i64, known: i64 },
     /// Another turn of the session was committed in between; nothing was written.
     #[error("turn {turn} of session {agent}/{session} was committed already; nothing was written")]
     TurnConflict { agent: String, session: String, turn: u64 },

@@ -69,7 +69,7 @@ impl Store {
     pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventRow>, StoreError> {
         let rows = query(
             "SELECT key, source, id, topic, data, hops, at_ms, published_at_ms,
-                 (SELECT COUNT(*) FROM deliveries WHERE event = events.key AND state IN (0, 1)),
+                 (SELECT COUNT(*) FROM deliveries WHERE event = events.key AND state IN (0, 1, 3)),
                  (SELECT COUNT(*) FROM deliveries WHERE event = events.key AND state = 2)
              FROM events WHERE ?1 IS NULL OR key < ?1 ORDER BY key DESC LIMIT ?2",
         )

@@ -33,6 +33,7 @@ mod logs;
 mod pieces;
 #[cfg(test)]
 mod pieces_tests;
+mod restored;
 mod retention;
 mod rows;
 #[cfg(test)]
@@ -42,6 +43,7 @@ mod schema;
 mod secrets;
 mod sessions;
 mod sqlite;
+mod snapshot;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -69,13 +71,15 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use logs::{LogEntry, LogFilter, LogRow};
+pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
     ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionFolder, SessionOutline, SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
+pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
-pub use standing::{COMMIT_TIME, DiskUse, OpenWork};
+pub use standing::{COMMIT_TIME, DiskUse, OpenWork, table_rows};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};

@@ -4,7 +4,7 @@
 //! same transaction. One that has begun when the host ends is begun again just as it was. When it is due is computed
 //! outside: a timing is text here.
 
-use crate::{Store, StoreError, rows};
+use crate::{Store, StoreError, restored::HELD_SCHEDULES, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// A schedule that is set. One of the same owner and name gives way to it.
@@ -60,6 +60,8 @@ pub enum ScheduleState {
     Settled,
     /// Its tries are used up, and it does not repeat.
     Failed,
+    /// The database was restored, and nobody has decided yet what becomes of it.
+    Held,
 }
 
 const WAITING: i64 = 0;
@@ -441,6 +443,7 @@ pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> 
             WAITING => ScheduleState::Waiting,
             BEGUN => ScheduleState::Begun,
             SETTLED => ScheduleState::Settled,
+            held if HELD_SCHEDULES.contains(&held) => ScheduleState::Held,
             _ => ScheduleState::Failed,
         },
         missed: row.try_get(12)?,

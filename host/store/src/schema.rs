@@ -3,7 +3,7 @@
 //! A step, once released, never changes; a new version appends one. SQLite's `user_version` says how many were taken.
 
 use crate::StoreError;
-use sqlx::{SqliteConnection, query, query_as};
+use sqlx::{SqliteConnection, query, query_as, query_scalar};
 
 const STEPS: &[&str] = &[
     "
@@ -377,12 +377,46 @@ const STEPS: &[&str] = &[
     CREATE INDEX outcomes_by_age ON outcomes (at_ms);
     CREATE INDEX logs_by_folder ON logs (agent, substr(session, 1, instr(session, '/')), id);
 ",
+    // What a restored database holds back until the operator has decided; deliveries and schedules have states for that.
+    "
+    ALTER TABLE turns ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE batches ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE deliveries ADD COLUMN restored INTEGER NOT NULL DEFAULT FALSE;
+    CREATE TABLE restores (
+        key          INTEGER PRIMARY KEY AUTOINCREMENT,
+        backup_at_ms INTEGER NOT NULL,
+        at_ms        INTEGER NOT NULL
+    );
+    CREATE INDEX turns_held ON turns (key) WHERE held;
+    CREATE INDEX batches_held ON batches (key) WHERE held;
+    CREATE INDEX deliveries_held ON deliveries (key) WHERE state = 3;
+    CREATE INDEX schedules_held ON schedules (key) WHERE state IN (4, 5);
+",
 ];
+
+/// How many steps this build knows.
+pub(crate) const KNOWN: i64 = STEPS.len() as i64;
+
+/// How many steps a database has taken.
+pub(crate) async fn version(connection: &mut SqliteConnection) -> Result<i64, StoreError> {
+    let version = query_scalar("SELECT user_version FROM pragma_user_version").fetch_one(connection).await;
+    version.map_err(StoreError::while_it("read the version of the schema"))
+}
+
+/// That a database has the schema that this build knows.
+pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+    match version(connection).await? {
+        KNOWN => Ok(()),
+        0 => Err(StoreError::Foreign),
+        found if found > KNOWN => Err(StoreError::NewerSchema { found, known: KNOWN }),
+        found => Err(StoreError::OlderSchema { found, known: KNOWN }),
+    }
+}
 
 /// Brings a database to the schema that this build knows.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
-    let known = STEPS.len() as i64;
+    let known = KNOWN;
     let (found, tables): (i64, i64) =
         query_as("SELECT user_version, (SELECT COUNT(*) FROM sqlite_schema) FROM pragma_user_version")
             .fetch_one(&mut *connection)
@@ -408,7 +442,26 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sqlx::{Connection, query_scalar};
+    use sqlx::Connection;
+
+    #[tokio::test]
+    async fn a_database_that_a_host_may_be_using_is_not_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("skep.db");
+        let store = crate::Store::open(&path, crate::Durability::Process).await.unwrap();
+        store.close().await;
+        let beside = || crate::Store::open_beside(&path, crate::Durability::Process);
+        beside().await.expect("its schema is ours").close().await;
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path);
+        for (version, expected) in [(KNOWN - 1, "older version"), (KNOWN + 1, "newer version")] {
+            let mut connection = SqliteConnection::connect_with(&options).await.unwrap();
+            let set = format!("PRAGMA user_version = {version}");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
+            let error = beside().await.expect_err(expected).to_string();
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(super::version(&mut connection).await.unwrap(), version);
+        }
+    }
 
     #[tokio::test]
     async fn agents_of_the_first_schema_become_their_own_first_version_and_keep_their_sessions() {

@@ -33,6 +33,13 @@ pub enum Durability {
     Power,
 }
 
+/// What becomes of a schema that is older than ours.
+#[derive(Clone, Copy)]
+enum Schema {
+    IsBroughtUpToDate,
+    StaysAsItIs,
+}
+
 /// Handle to the tables; clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -50,13 +57,27 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database file, and makes it if it is not there; then only its owner may read it.
+    /// Opens the database file, and makes it if it is not there; then only its owner may read it. Its schema is brought up to
+    /// date, so nobody else may be using it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
-        let options = connect_options(durability).filename(path).create_if_missing(true);
+        make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
+        Self::open_with(path, durability, Schema::IsBroughtUpToDate).await
+    }
+
+    /// Opens a database file that a host may be using. One with another schema is refused, and stays as it is.
+    pub async fn open_beside(path: &Path, durability: Durability) -> Result<Store, StoreError> {
+        Self::open_with(path, durability, Schema::StaysAsItIs).await
+    }
+
+    async fn open_with(path: &Path, durability: Durability, schema: Schema) -> Result<Store, StoreError> {
+        let options = connect_options(durability).filename(path);
         let failed = |source| StoreError::opening(path, source);
-        make_for_its_owner(path).map_err(|error| failed(error.into()))?;
         let mut connection = options.clone().connect().await.map_err(failed)?;
-        schema::migrate(&mut connection).await.map_err(|error| error.of_file(path))?;
+        let schema = match schema {
+            Schema::IsBroughtUpToDate => schema::migrate(&mut connection).await,
+            Schema::StaysAsItIs => schema::check(&mut connection).await,
+        };
+        schema.map_err(|error| error.of_file(path))?;
         let reading = options.read_only(true);
         let readers = pool(4).connect_with(reading.clone()).await.map_err(failed)?;
         let key_reader = pool(1).connect_lazy_with(reading);

@@ -1,8 +1,8 @@
 //! How the database itself stands: how much work is open in it, and what room it takes.
 
 use crate::{Store, StoreError};
-use sqlx::query_as;
-use std::path::Path;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, query_as, query_scalar, sqlite::SqliteConnectOptions};
+use std::{collections::BTreeMap, path::Path};
 
 /// The histogram of the time that commits of turns take, in seconds. It is described by whoever has a recorder.
 pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
@@ -52,6 +52,27 @@ impl Store {
         wal.push("-wal");
         Some(DiskUse { database: bytes(path), wal: bytes(wal.as_ref()), free: self.free_bytes() })
     }
+}
+
+/// How many rows each table of a database has, which a host may be using.
+pub async fn table_rows(path: &Path) -> Result<BTreeMap<String, u64>, StoreError> {
+    let failed = || StoreError::while_it("counted rows");
+    let options = SqliteConnectOptions::new().filename(path).read_only(true);
+    let mut connection = options.connect().await.map_err(|error| StoreError::opening(path, error))?;
+    let tables: Vec<String> =
+        query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%'")
+            .fetch_all(&mut connection)
+            .await
+            .map_err(failed())?;
+    let mut rows = BTreeMap::new();
+    for table in tables {
+        let count = format!("SELECT COUNT(*) FROM \"{}\"", table.replace('"', "\"\""));
+        let count: i64 =
+            query_scalar(AssertSqlSafe(count)).fetch_one(&mut connection).await.map_err(failed())?;
+        rows.insert(table, count.max(0) as u64);
+    }
+    connection.close().await.map_err(failed())?;
+    Ok(rows)
 }
 
 #[cfg(test)]

@@ -134,10 +134,11 @@ impl Store {
         self.write(failure, |connection, failure| Box::pin(fail(connection, failure))).await
     }
 
-    /// All turns that wait or run, in the order in which they are to go on: those that run first.
+    /// All turns that wait or run and are not held, in the order in which they are to go on: those that run first.
     pub async fn open_turns(&self) -> Result<Vec<OpenTurn>, StoreError> {
         let rows = query(
-            "SELECT key, id, agent, session, state, losses, length(input) FROM turns WHERE ended_at_ms IS NULL
+            "SELECT key, id, agent, session, state, losses, length(input) FROM turns
+             WHERE ended_at_ms IS NULL AND NOT held
              ORDER BY state DESC, key",
         )
         .fetch_all(&self.readers)
@@ -413,7 +414,7 @@ fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
     })
 }
 
-fn open_turn(row: &SqliteRow) -> Result<OpenTurn, sqlx::Error> {
+pub(crate) fn open_turn(row: &SqliteRow) -> Result<OpenTurn, sqlx::Error> {
     Ok(OpenTurn {
         key: TurnKey(row.try_get(0)?),
         id: row.try_get(1)?,

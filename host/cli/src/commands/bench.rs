@@ -1,6 +1,7 @@
 //! `skep bench`: figures of this machine, made by commands that anyone can run again.
 
 mod agents;
+mod crash;
 mod determinism;
 mod engine;
 mod interference;
@@ -9,7 +10,9 @@ mod load;
 mod neighbours;
 mod routing;
 mod runtime;
+mod soak;
 mod stand;
+mod storm;
 mod target;
 mod tools;
 
@@ -21,7 +24,7 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, what calling an agent costs, a server under agents' work and under load, and structured output
+/// Measure the engine, what calling an agent costs, a server under agents' work, under load and under kills, and structured output
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
@@ -34,6 +37,8 @@ pub enum Command {
     Load(load::Args),
     Tools(tools::Args),
     Determinism(determinism::Args),
+    Crash(crash::Args),
+    Soak(soak::Args),
 }
 
 pub async fn run(command: Command) -> Result<()> {
@@ -48,6 +53,8 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Load(args) => load::run(args).await,
         Command::Tools(args) => tools::run(args).await,
         Command::Determinism(args) => determinism::run(args).await,
+        Command::Crash(args) => crash::run(args).await,
+        Command::Soak(args) => soak::run(args).await,
     }
 }
 

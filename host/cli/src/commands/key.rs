@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use skep_runtime::{AgentName, KeyRing, NewApiKey, Role, Tenant};
-use skep_store::{Durability, Store};
+use skep_store::{Durability, Store, StoreError};
 
 use super::{HostArgs, out};
 use crate::client::{Client, Key};
+use crate::data_lock::DataLock;
 use crate::failure::Usage;
 use crate::{server, style};
 
@@ -189,12 +190,19 @@ impl Keys {
                 database.display()
             );
         }
-        std::fs::create_dir_all(dir)
-            .with_context(|| format!("cannot create the data folder {}", dir.display()))?;
-        let store = Store::open(&database, Durability::Power).await?;
-        if !is_there {
-            eprintln!("  made a new data folder, {}", dir.display());
-        }
+        // A host may be using the tables, so they stay as they are; unless they are of an older version, or not there, and no
+        // host has the folder.
+        let store = match is_there {
+            true => match Store::open_beside(&database, Durability::Power).await {
+                Err(StoreError::OlderSchema { .. }) => open_alone(dir, &database).await?,
+                opened => opened?,
+            },
+            false => {
+                let store = open_alone(dir, &database).await?;
+                eprintln!("  made a new data folder, {}", dir.display());
+                store
+            }
+        };
         Ok(Keys::InFolder { ring: KeyRing::new(store.clone()), store })
     }
 
@@ -230,6 +238,12 @@ impl Keys {
             }
         }
     }
+}
+
+/// Brings the tables up to date, or makes them.
+async fn open_alone(dir: &Path, database: &Path) -> Result<Store> {
+    let _lock = DataLock::take(dir)?;
+    Ok(Store::open(database, Durability::Power).await?)
 }
 
 fn state(key: &Key, now_ms: u64) -> String {
@@ -276,6 +290,26 @@ const MAX_LIFETIME_S: u64 = 3_653 * 86_400;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_folder_that_a_host_uses_is_not_brought_up_to_date() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let database = server::database(folder.path());
+        Keys::in_folder(folder.path(), Absent::IsMade).await.expect("made").list().await.expect("no keys");
+        let lock = DataLock::take(folder.path()).expect("a host");
+        let keys = Keys::in_folder(folder.path(), Absent::IsAnError).await.expect("of this version");
+        keys.list().await.expect("no keys");
+        // As a host of an older version has it: SQLite keeps the number of the schema at this place of its file.
+        let mut bytes = std::fs::read(&database).expect("a file");
+        let older = u32::try_from(skep_store::known_schema() - 1).expect("small");
+        bytes[60..64].copy_from_slice(&older.to_be_bytes());
+        std::fs::write(&database, &bytes).expect("written");
+        let refused = Keys::in_folder(folder.path(), Absent::IsAnError).await;
+        let error = refused.err().expect("a host uses it").to_string();
+        assert!(error.contains("in use by another host"), "{error}");
+        assert_eq!(std::fs::read(&database).expect("a file")[60..64], older.to_be_bytes());
+        drop(lock);
+    }
 
     #[test]
     fn a_lifetime_is_a_number_and_a_unit() {

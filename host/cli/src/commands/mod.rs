@@ -2,6 +2,7 @@
 
 mod ai;
 mod approval;
+mod backup;
 mod bench;
 mod build;
 mod chat;
@@ -12,6 +13,7 @@ pub mod demo;
 mod deploy;
 mod doctor;
 mod event;
+mod held;
 mod invoke;
 mod kernels;
 mod key;
@@ -24,6 +26,7 @@ mod out;
 mod pull;
 mod push;
 mod registry_args;
+mod restore;
 mod rollback;
 mod schedule;
 mod secret;
@@ -114,6 +117,10 @@ enum Command {
     Webhook(webhook::Command),
     #[command(subcommand)]
     Key(key::Command),
+    Backup(backup::Args),
+    Restore(restore::Args),
+    #[command(subcommand)]
+    Held(held::Command),
     #[command(subcommand)]
     Model(model::Command),
     #[command(subcommand)]
@@ -209,6 +216,9 @@ impl Command {
             Command::Event(command) => event::run(command).await,
             Command::Webhook(command) => webhook::run(command).await,
             Command::Key(command) => key::run(command).await,
+            Command::Backup(args) => backup::run(args).await,
+            Command::Restore(args) => restore::run(args).await,
+            Command::Held(command) => held::run(command).await,
             Command::Model(command) => model::run(command),
             Command::Bench(command) => bench::run(command).await,
             Command::Kernels(command) => kernels::run(command),

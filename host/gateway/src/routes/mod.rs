@@ -8,6 +8,7 @@ pub(crate) mod chat_completions;
 pub(crate) mod completions;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod held;
 pub(crate) mod keys;
 pub(crate) mod logs;
 pub(crate) mod mcp_servers;

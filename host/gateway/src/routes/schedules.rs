@@ -67,6 +67,7 @@ fn schedule_json(schedule: &ScheduleSummary) -> Value {
             ScheduleState::Waiting => "waiting",
             ScheduleState::Running => "running",
             ScheduleState::Failed => "failed",
+            ScheduleState::Held => "held",
         },
         "due_at_ms": schedule.due_at_ms,
         "attempt": schedule.attempt,

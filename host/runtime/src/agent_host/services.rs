@@ -1,5 +1,6 @@
 //! What every session needs and no session owns: the store, the models, the agents, and room to run in.
 
+use super::held::HeldSessions;
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     approvals::Wakers,
@@ -57,6 +58,7 @@ pub(crate) struct Services {
     pub(crate) live: Arc<LiveTurns>,
     pub(crate) intake: Arc<Intake>,
     pub(crate) compute: Compute,
+    pub(crate) held: HeldSessions,
     /// Turns that were taken and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) tenancy: Tenancy,
@@ -152,6 +154,7 @@ impl Services {
             live: Arc::default(),
             intake: Intake::new(options.waiting_bytes),
             compute: Compute::default(),
+            held: HeldSessions::default(),
             active: Arc::default(),
             tenancy,
             clock,

@@ -184,6 +184,7 @@ impl AgentHost {
         services.admit()?;
         services.known(agent)?;
         SessionId::new(session)?;
+        services.held.check(agent, session)?;
         let (answer, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         self.inner.sessions.send(services, key, command(answer))?;

@@ -50,6 +50,7 @@ impl AgentHost {
             return Err(session_not_found(&invocation.agent, &invocation.session));
         }
         check(&invocation)?;
+        services.held.check(&invocation.agent, &invocation.session)?;
         let agent = services.agent(&invocation.agent)?;
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
@@ -103,6 +104,9 @@ impl AgentHost {
     /// Cancels a turn that waits or runs; one that has ended stays as it is.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
         let row = self.inner.row(agent, session, turn).await?;
+        if row.is_open() {
+            self.inner.services.held.check(agent, session)?;
+        }
         let live = || self.inner.services.live.get(&row.id);
         if row.is_open() && live().is_none() {
             self.inner.adopt_turns(Some(agent)).await?;
@@ -192,6 +196,7 @@ impl Inner {
             if let Some(feed) = self.services.live.get(&row.id) {
                 return Ok(feed.follow(Hold::Watches));
             }
+            self.services.held.check(&row.agent, &row.session)?;
             // It may have ended since the row was read; then what the store has now is all of it.
             row = self.row(&row.agent, &row.session, &row.id).await?;
         }

@@ -145,6 +145,11 @@ impl BatchQueue {
         Ok((status.clone(), Some(BatchResults { status, items })))
     }
 
+    /// Something may wait that nobody told of.
+    pub(crate) fn look(&self) {
+        self.shared.look_for_strays();
+    }
+
     /// Cancels what waits and what runs; results that are there stay.
     pub(crate) async fn cancel(
         &self,

@@ -56,6 +56,7 @@ pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) 
             RuntimeError::AgentNotFound { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::Store(_)
+            | RuntimeError::HeldSinceRestore { .. }
             | RuntimeError::ShuttingDown => Verdict::NotNow { error, wait_ms: UNAVAILABLE_MS },
             _ => Verdict::Failed(error),
         },

@@ -309,15 +309,17 @@ pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
     let data = delivery.data.as_deref().map(serde_json::from_slice::<Value>).transpose();
     let data = data.map_err(|error| format!("the data of the event is unreadable: {error}"))?;
     let Delivery { topic, at_ms, event_id, source, .. } = delivery;
-    Ok(envelope(topic, *at_ms, event_id, source, &json!(data)))
+    let mut message = envelope(topic, *at_ms, event_id, source, &json!(data));
+    if delivery.restored {
+        message["restored"] = json!(true);
+    }
+    Ok(message.to_string().into_bytes())
 }
 
 /// An event as webhooks are sent it.
-pub(super) fn envelope(topic: &str, at_ms: u64, id: &str, source: &str, data: &Value) -> Vec<u8> {
+pub(super) fn envelope(topic: &str, at_ms: u64, id: &str, source: &str, data: &Value) -> Value {
     let at = jiff::Timestamp::from_millisecond(at_ms.cast_signed()).unwrap_or_default();
-    let message =
-        json!({"type": topic, "timestamp": at.to_string(), "id": id, "source": source, "data": data});
-    message.to_string().into_bytes()
+    json!({"type": topic, "timestamp": at.to_string(), "id": id, "source": source, "data": data})
 }
 
 fn row(summary: &WebhookSummary, sealed_secret: String) -> WebhookRow {

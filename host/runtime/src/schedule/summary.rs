@@ -31,6 +31,8 @@ pub enum ScheduleState {
     Running,
     /// Its tries are used up; it waits for somebody to run or cancel it.
     Failed,
+    /// The host was restored from a backup, and nobody has decided yet what becomes of it.
+    Held,
 }
 
 impl ScheduleSummary {
@@ -53,6 +55,7 @@ impl ScheduleSummary {
                     ScheduleState::Running
                 }
                 skep_store::ScheduleState::Failed => ScheduleState::Failed,
+                skep_store::ScheduleState::Held => ScheduleState::Held,
             },
             due_at_ms: schedule.due_ms,
             attempt,

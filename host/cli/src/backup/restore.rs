@@ -1,0 +1,81 @@
+//! Making a data folder of a backup.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use skep_store::{Durability, Held, Store};
+
+use super::{ARTIFACTS, Manifest, beside, check_room, copy, is_empty_or_absent, now_ms, put_in_place};
+use crate::data_lock::DataLock;
+use crate::progress::Progress;
+use crate::server;
+
+/// What was made of a backup.
+#[derive(Debug)]
+pub struct Restored {
+    pub manifest: Manifest,
+    /// What was on its way when the backup was taken.
+    pub held: Held,
+    /// Where the folder is now that was there before.
+    pub moved: Option<PathBuf>,
+}
+
+/// Makes the data folder `data` of the backup in `from`, and holds everything that was on its way. Only with `force` may a
+/// folder be there already; it is moved aside.
+pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progress) -> Result<Restored> {
+    let manifest = Manifest::read(from)?;
+    let is_free = is_empty_or_absent(data)?;
+    // Nobody starts a host on it meanwhile.
+    let lock = if is_free { None } else { Some(DataLock::take(data)?) };
+    if !is_free && !force {
+        bail!(
+            "{} is not empty\n  hint: name a folder that is not there yet, or let it be moved aside with --force",
+            data.display()
+        );
+    }
+    let folder = beside(data, ".skep-restore-")?;
+    check_room(folder.path(), manifest.bytes())?;
+    let step = progress.begin("restoring", Some(manifest.bytes()));
+    tokio::task::block_in_place(|| {
+        let mut done = 0;
+        for file in &manifest.files {
+            if file.path.starts_with(ARTIFACTS) {
+                std::fs::create_dir_all(folder.path().join(ARTIFACTS))?;
+            }
+            let source = from.join(&file.path);
+            let (bytes, sha256) = copy(&source, &folder.path().join(&file.path), step.as_ref(), done)?;
+            if bytes != file.bytes || sha256 != file.sha256 {
+                bail!(
+                    "{} is not the file that was backed up: it has {bytes} bytes and the SHA-256 {sha256}, and had {} and \
+                     {}\n  hint: use another backup",
+                    source.display(),
+                    file.bytes,
+                    file.sha256
+                );
+            }
+            done += bytes;
+        }
+        Ok(())
+    })?;
+    let store = Store::open(&server::database(folder.path()), Durability::Power).await?;
+    store.hold_all(manifest.taken_at_ms, now_ms()).await?;
+    let held = store.held().await?.context("the restored database holds nothing back")?;
+    store.close().await;
+    let moved = match is_free {
+        true => None,
+        false => Some(move_aside(data)?),
+    };
+    put_in_place(folder, data)?;
+    drop(lock);
+    step.finish("");
+    Ok(Restored { manifest, held, moved })
+}
+
+fn move_aside(data: &Path) -> Result<PathBuf> {
+    let mut name = data.file_name().context("the data folder has no name")?.to_owned();
+    name.push(format!(".before-restore-{}", now_ms()));
+    let to = data.with_file_name(name);
+    std::fs::rename(data, &to)
+        .with_context(|| format!("cannot rename {} to {}", data.display(), to.display()))?;
+    Ok(to)
+}

@@ -1,0 +1,209 @@
+//! `skep bench crash`: `kill -9` again and again at random points under mixed load, and what is lost, doubled or told as
+//! interrupted, counted outside the host.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde::Serialize;
+
+use super::percentile;
+use super::storm::{Account, COLUMNS, Plan, Storm};
+use crate::catalog;
+use crate::commands::out;
+use crate::progress::{Progress as _, Terminal};
+
+/// A kill comes after up to this many happenings: answers to clients, and effects outside.
+const MAX_TICKS_BETWEEN_KILLS: u64 = 60;
+/// If nothing happens for so long, something is stuck.
+const STUCK: Duration = Duration::from_secs(120);
+/// One kill in so many comes while the next host starts.
+const KILLS_FOR_ONE_IN_THE_START: u32 = 8;
+
+/// Kill a host again and again under mixed load, and count what is lost or doubled
+///
+/// Starts `skep up` in a process of its own, over one data folder. Clients send messages, cancel some, go away in the middle
+/// of others, queue batches, send events, fork, export, import and delete sessions; agents make requests, call tools of
+/// another agent and of an MCP server, ask for approval, set alarms and emit events for a webhook; the operator deploys and
+/// rolls back. Effects are counted by a server in this process. Ends with an error if anything was lost or doubled.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep bench crash --kills 100
+  skep bench crash --kills 1000 --minutes 60 --seed 7 --json")]
+pub struct Args {
+    /// How often the host is killed
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    kills: u32,
+    /// Ends after this time, whatever the number of kills
+    #[arg(long, value_name = "M", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: u64,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: u32,
+    /// The points of the kills and the orders follow from it [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Model of the host; a tiny one is the right one
+    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
+    model: String,
+    /// Folder for the host's data, which stays [default: a temporary one, which stays if something went wrong]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    seed: u64,
+    kills: u32,
+    /// Among them, those of a host that was not ready yet.
+    kills_in_the_start: u32,
+    wall_s: f64,
+    effects: usize,
+    lost: usize,
+    doubled: usize,
+    #[serde(flatten)]
+    account: Account,
+    /// From the start of the process until it takes requests.
+    ready_ms: Times,
+    /// From the start of the process until the first message is answered.
+    first_turn_ms: Times,
+    /// What a client was told that it never should be, or what the host logged as an error; and the first of it.
+    troubles: usize,
+    first_troubles: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Times {
+    p50: f64,
+    p99: f64,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let seed = args.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
+    let temporary = tempfile::Builder::new().prefix("skep-crash-").tempdir()?;
+    let folder = args.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let plan = Plan { seed, workers: args.workers as usize, deletes_all: false };
+    let model = catalog::resolve(&args.model, &Terminal)?.path;
+    let model = model.to_str().context("the model's path is not UTF-8")?;
+    let storm = Storm::prepare(&folder, model, plan).await?;
+    let report = kill_and_count(&args, &storm, seed).await;
+    let is_well = report.as_ref().is_ok_and(Report::is_well);
+    if !is_well && args.folder.is_none() {
+        let kept = temporary.keep();
+        eprintln!("  the data folder, the log and the configuration are in {}", kept.display());
+    }
+    let report = report?;
+    if args.json {
+        out::json(&report)?;
+    } else {
+        for_people(&report)?;
+    }
+    report.verdict()
+}
+
+async fn kill_and_count(args: &Args, storm: &std::sync::Arc<Storm>, seed: u64) -> Result<Report> {
+    let mut draws = StdRng::seed_from_u64(seed);
+    let mut life = storm.begin()?.ready().await?;
+    storm.welcome(&life).await?;
+    storm.set_up().await?;
+    let step = Terminal.count(&format!("kills, with seed {seed}"), u64::from(args.kills));
+    let clients = storm.load();
+    let (began, limit) = (Instant::now(), Duration::from_secs(args.minutes * 60));
+    let (mut ready, mut first_turn) = (Vec::new(), Vec::new());
+    let (mut kills, mut kills_in_the_start) = (0, 0);
+    let mut ticks = storm.outside.ticks.subscribe();
+    while kills < args.kills && began.elapsed() < limit {
+        let enough = *ticks.borrow() + draws.random_range(1..=MAX_TICKS_BETWEEN_KILLS);
+        let happens = ticks.wait_for(|ticks| *ticks >= enough);
+        if tokio::time::timeout(STUCK, happens).await.is_err() {
+            bail!("nothing has happened for {} s after kill {kills} of seed {seed}", STUCK.as_secs());
+        }
+        tokio::time::sleep(Duration::from_micros(draws.random_range(0..20_000))).await;
+        if life.has_ended() {
+            bail!("the host ended by itself after kill {kills} of seed {seed}");
+        }
+        life.kill().await?;
+        storm.farewell();
+        kills += 1;
+        let mut birth = storm.begin()?;
+        while draws.random_ratio(1, KILLS_FOR_ONE_IN_THE_START) && kills < args.kills {
+            let usual_ms = ready.last().map_or(500, |last: &Duration| last.as_millis() as u64).max(1);
+            tokio::time::sleep(Duration::from_millis(draws.random_range(0..usual_ms))).await;
+            birth.kill().await?;
+            (kills, kills_in_the_start) = (kills + 1, kills_in_the_start + 1);
+            birth = storm.begin()?;
+        }
+        life = birth.ready().await.with_context(|| format!("after kill {kills} of seed {seed}"))?;
+        ready.push(life.ready);
+        first_turn.push(life.ready + storm.welcome(&life).await?);
+        step.advance_to(u64::from(kills));
+    }
+    step.finish(&kills.to_string());
+    storm.settle(clients).await?;
+    let account = storm.books.account(&storm.outside);
+    let (troubles, first_troubles) = storm.troubles();
+    let report = Report {
+        seed,
+        kills,
+        kills_in_the_start,
+        wall_s: began.elapsed().as_secs_f64(),
+        effects: account.effects(),
+        lost: account.lost(),
+        doubled: account.doubled(),
+        account,
+        ready_ms: Times::of(ready),
+        first_turn_ms: Times::of(first_turn),
+        troubles,
+        first_troubles,
+    };
+    life.kill().await?;
+    Ok(report)
+}
+
+impl Times {
+    fn of(times: Vec<Duration>) -> Self {
+        let mut ms: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        ms.sort_by(f64::total_cmp);
+        Self { p50: percentile(&ms, 0.5), p99: percentile(&ms, 0.99) }
+    }
+}
+
+impl Report {
+    fn is_well(&self) -> bool {
+        self.lost + self.doubled + self.troubles == 0
+    }
+
+    fn verdict(&self) -> Result<()> {
+        let Self { lost, doubled, troubles, seed, .. } = self;
+        if self.is_well() {
+            return Ok(());
+        }
+        bail!("{lost} lost, {doubled} doubled, {troubles} other faults, with seed {seed}")
+    }
+}
+
+fn for_people(report: &Report) -> Result<()> {
+    let Report { seed, kills, kills_in_the_start, wall_s, effects, lost, doubled, .. } = report;
+    out::line(&format!(
+        "{kills} kills in {wall_s:.0} s with seed {seed}, {kills_in_the_start} of them while a host started: {effects} \
+         effects, {lost} lost, {doubled} doubled"
+    ))?;
+    out::table(COLUMNS, &report.account.rows())?;
+    for (what, times) in [("ready", &report.ready_ms), ("first message answered", &report.first_turn_ms)] {
+        out::line(&format!("  {what}: p50 {:.0} ms, p99 {:.0} ms after the start", times.p50, times.p99))?;
+    }
+    for (code, count) in &report.account.failures {
+        out::line(&format!("  failed with {code}: {count}"))?;
+    }
+    for fault in report.account.faults.iter().chain(&report.first_troubles) {
+        out::line(&format!("  {fault}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! `skep bench soak`: mixed load for a long time, and what the host holds at its end beside what it held at its start.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rand::RngExt as _;
+use serde::Serialize;
+
+use super::storm::{Account, Plan, Storm, metric};
+use crate::catalog;
+use crate::commands::out;
+use crate::progress::{Progress as _, Terminal};
+
+/// How much more of something there may be at the end: this share, and this much beside it.
+const MORE_MEMORY: (f64, f64) = (0.15, 32.0);
+const MORE_FILES: (f64, f64) = (0.0, 24.0);
+const MORE_ROWS: (f64, f64) = (0.1, 40.0);
+/// What clients and connections leave is given up by then.
+const REST: Duration = Duration::from_secs(10);
+/// Tables of what is kept for a time on purpose: ids of events for a day, ended turns for a day, versions, batches for a day,
+/// log lines. They are shown and not judged.
+const KEPT: [&str; 10] = [
+    "events",
+    "token_use",
+    "deployments",
+    "components",
+    "turns",
+    "turn_records",
+    "batches",
+    "batch_items",
+    "logs",
+    "sqlite_sequence",
+];
+
+/// Hold a host under mixed load, and compare what it holds at the end with the start
+///
+/// The load is that of `skep bench crash`, without kills of the host: clients that cancel, go away, delete all their sessions;
+/// deployments and rollbacks. Ends with an error if memory, open files, rows or KV pages in use have grown, or if anything was
+/// lost or doubled.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep bench soak --minutes 30
+  skep bench soak --minutes 480 --workers 32 --json")]
+pub struct Args {
+    /// How long, beside a fifth of it, up to three minutes, to warm up
+    #[arg(long, value_name = "M", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    minutes: u64,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: u32,
+    /// The orders follow from it [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Model of the host
+    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
+    model: String,
+    /// Folder for the host's data, which stays [default: a temporary one]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    seed: u64,
+    wall_s: f64,
+    orders: usize,
+    lost: usize,
+    doubled: usize,
+    #[serde(flatten)]
+    account: Account,
+    figures: Vec<Figure>,
+    troubles: usize,
+    first_troubles: Vec<String>,
+}
+
+/// One thing that a host holds.
+#[derive(Debug, Serialize)]
+struct Figure {
+    what: String,
+    start: f64,
+    end: f64,
+    /// What it may be at the end; `None`: it is shown, and not judged.
+    most: Option<f64>,
+}
+
+impl Figure {
+    fn has_grown(&self) -> bool {
+        self.most.is_some_and(|most| self.end > most)
+    }
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let seed = args.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
+    let temporary = tempfile::Builder::new().prefix("skep-soak-").tempdir()?;
+    let folder = args.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let plan = Plan { seed, workers: args.workers as usize, deletes_all: true };
+    let model = catalog::resolve(&args.model, &Terminal)?.path;
+    let model = model.to_str().context("the model's path is not UTF-8")?;
+    let storm = Storm::prepare(&folder, model, plan).await?;
+    let report = soak(&args, &storm, seed).await?;
+    if args.json {
+        out::json(&report)?;
+    } else {
+        for_people(&report)?;
+    }
+    report.verdict()
+}
+
+async fn soak(args: &Args, storm: &Arc<Storm>, seed: u64) -> Result<Report> {
+    let mut life = storm.begin()?.ready().await?;
+    storm.welcome(&life).await?;
+    storm.set_up().await?;
+    let process = life.id().context("the host has no process")?;
+    let whole = Duration::from_secs(args.minutes * 60);
+    let warm_up = (whole / 5).min(Duration::from_secs(180));
+    hold(storm, warm_up, "warming up").await?;
+    let start = held(storm, process).await?;
+    let began = Instant::now();
+    hold(storm, whole, "load").await?;
+    let end = held(storm, process).await?;
+    if life.has_ended() {
+        bail!("the host ended by itself");
+    }
+    let account = storm.books.account(&storm.outside);
+    let (troubles, first_troubles) = storm.troubles();
+    let report = Report {
+        seed,
+        wall_s: began.elapsed().as_secs_f64(),
+        orders: account.kinds.values().map(|sum| sum.orders).sum(),
+        lost: account.lost(),
+        doubled: account.doubled(),
+        account,
+        figures: compare(&start, &end),
+        troubles,
+        first_troubles,
+    };
+    life.kill().await?;
+    Ok(report)
+}
+
+async fn hold(storm: &Arc<Storm>, time: Duration, what: &str) -> Result<()> {
+    let step = Terminal.count(what, time.as_secs());
+    let clients = storm.load();
+    let began = Instant::now();
+    while began.elapsed() < time {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        step.advance_to(began.elapsed().as_secs());
+    }
+    storm.settle(clients).await?;
+    let left = storm.delete_all().await?;
+    tokio::time::sleep(REST).await;
+    step.finish(&format!("{left} sessions of calls and batches were left"));
+    Ok(())
+}
+
+/// What the host holds now, by name.
+async fn held(storm: &Storm, process: u32) -> Result<BTreeMap<String, f64>> {
+    let mut held = BTreeMap::new();
+    if let Some(mb) = resident_mb(process) {
+        held.insert("memory, MB".to_owned(), mb);
+    }
+    if let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) {
+        held.insert("open files".to_owned(), files.count() as f64);
+    }
+    let metrics = storm.metrics().await.context("the host has no metrics")?;
+    for (name, what) in [
+        ("skep_engine_kv_pages_used", "KV pages in use"),
+        ("skep_engine_kv_pages_cached", "KV pages cached"),
+        ("skep_instances", "instances"),
+        ("skep_open_turns", "open turns"),
+        ("skep_store_database_bytes", "database, bytes"),
+        ("skep_store_wal_bytes", "WAL, bytes"),
+    ] {
+        if let Some(value) = metric(&metrics, name) {
+            held.insert(what.to_owned(), value);
+        }
+    }
+    for (table, rows) in skep_store::table_rows(&storm.database()).await? {
+        held.insert(format!("rows of {table}"), rows as f64);
+    }
+    Ok(held)
+}
+
+fn compare(start: &BTreeMap<String, f64>, end: &BTreeMap<String, f64>) -> Vec<Figure> {
+    let figure = |(what, end): (&String, &f64)| {
+        let start = start.get(what).copied().unwrap_or(0.0);
+        let table = what.strip_prefix("rows of ");
+        let more = match what.as_str() {
+            "memory, MB" => Some(MORE_MEMORY),
+            "open files" => Some(MORE_FILES),
+            "KV pages in use" | "instances" | "open turns" => Some((0.0, 0.0)),
+            _ => table.filter(|table| !KEPT.contains(table)).map(|_| MORE_ROWS),
+        };
+        let most = more.map(|(share, beside)| start * (1.0 + share) + beside);
+        Figure { what: what.clone(), start, end: *end, most }
+    };
+    end.iter().map(figure).collect()
+}
+
+fn resident_mb(process: u32) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.split_whitespace().next()?.parse::<f64>().ok()? / 1024.0)
+}
+
+impl Report {
+    fn verdict(&self) -> Result<()> {
+        let grown: Vec<&str> =
+            self.figures.iter().filter(|figure| figure.has_grown()).map(|figure| figure.what.as_str()).collect();
+        let Self { lost, doubled, troubles, seed, .. } = self;
+        if grown.is_empty() && lost + doubled + troubles == 0 {
+            return Ok(());
+        }
+        bail!("grown: {grown:?}; {lost} lost, {doubled} doubled, {troubles} other faults, with seed {seed}")
+    }
+}
+
+fn for_people(report: &Report) -> Result<()> {
+    let Report { seed, wall_s, orders, lost, doubled, .. } = report;
+    out::line(&format!(
+        "{orders} orders in {wall_s:.0} s with seed {seed}: {lost} lost, {doubled} doubled"
+    ))?;
+    let rows: Vec<_> = report
+        .figures
+        .iter()
+        .map(|figure| {
+            let Figure { what, start, end, most } = figure;
+            let verdict = match most {
+                _ if figure.has_grown() => "has grown",
+                Some(_) => "",
+                None => "kept on purpose",
+            };
+            [what.clone(), format!("{start:.0}"), format!("{end:.0}"), verdict.to_owned()]
+        })
+        .collect();
+    out::table(["HELD", "START", "END", ""], &rows)?;
+    for (code, count) in &report.account.failures {
+        out::line(&format!("  failed with {code}: {count}"))?;
+    }
+    for fault in report.account.faults.iter().chain(&report.first_troubles) {
+        out::line(&format!("  {fault}"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_grown_is_judged_but_for_what_is_kept_on_purpose() {
+        let held = |memory: f64, used: f64, events: f64, sessions: f64| {
+            let figures = [
+                ("memory, MB", memory),
+                ("KV pages in use", used),
+                ("rows of events", events),
+                ("rows of sessions", sessions),
+            ];
+            figures.map(|(what, value)| (what.to_owned(), value)).into_iter().collect::<BTreeMap<_, _>>()
+        };
+        let grown = |end: BTreeMap<String, f64>| {
+            let figures = compare(&held(100.0, 0.0, 10.0, 50.0), &end);
+            figures.into_iter().filter(Figure::has_grown).map(|figure| figure.what).collect::<Vec<_>>()
+        };
+        assert!(grown(held(140.0, 0.0, 9_999.0, 90.0)).is_empty());
+        assert_eq!(grown(held(150.0, 1.0, 10.0, 50.0)), ["KV pages in use", "memory, MB"]);
+        assert_eq!(grown(held(100.0, 0.0, 10.0, 120.0)), ["rows of sessions"]);
+    }
+}

@@ -1,0 +1,210 @@
+//! What was ordered and what clients were told, held against what happened outside.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+
+use super::outside::Outside;
+
+/// What became of an order, as its client knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    Done,
+    /// The host says that it does not know whether the effect happened.
+    Interrupted,
+    /// With the error's code. An effect that happened before stays.
+    Failed(String),
+    /// No client knows whether the host took it, because it was sent without a key.
+    Unsure,
+}
+
+/// Where an effect is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Effect,
+    Hook,
+    /// Found out by looking at the host itself.
+    Host,
+}
+
+#[derive(Clone, Debug)]
+struct Order {
+    kind: &'static str,
+    id: String,
+    told: Told,
+    place: Place,
+    /// Of what is found out by looking.
+    seen: usize,
+}
+
+/// Everything that was ordered.
+#[derive(Default)]
+pub struct Books {
+    orders: Mutex<Vec<Order>>,
+}
+
+/// What became of the orders of one kind.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Sum {
+    pub orders: usize,
+    pub effects: usize,
+    /// The client was told that it is done, and nothing happened.
+    pub lost: usize,
+    /// It happened more than once.
+    pub doubled: usize,
+    /// The client was told that nobody knows.
+    pub interrupted: usize,
+    /// The client was told that the turn failed.
+    pub failed: usize,
+    /// Sent without a key, and the answer was lost with the host.
+    pub unsure: usize,
+}
+
+/// What became of all orders.
+#[derive(Debug, Default, Serialize)]
+pub struct Account {
+    pub kinds: BTreeMap<&'static str, Sum>,
+    /// Failures by their code.
+    pub failures: BTreeMap<String, usize>,
+    /// The first orders that were lost or doubled.
+    pub faults: Vec<String>,
+}
+
+const FAULTS_SHOWN: usize = 20;
+
+impl Books {
+    pub fn enter(&self, kind: &'static str, place: Place, id: &str, told: Told) {
+        self.push(Order { kind, id: id.to_owned(), told, place, seen: 0 });
+    }
+
+    /// What was found by looking at the host: `seen` times, where it should be once.
+    pub fn found(&self, kind: &'static str, id: &str, told: Told, seen: usize) {
+        self.push(Order { kind, id: id.to_owned(), told, place: Place::Host, seen });
+    }
+
+    fn push(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    }
+
+    /// How many orders are done by their clients' word and have no effect yet.
+    pub fn missing(&self, outside: &Outside) -> usize {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders
+            .iter()
+            .filter(|order| {
+                order.told == Told::Done && order.place != Place::Host && order.count(outside) == 0
+            })
+            .count()
+    }
+
+    pub fn account(&self, outside: &Outside) -> Account {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut account = Account::default();
+        for order in orders.iter() {
+            let count = order.count(outside);
+            let sum = account.kinds.entry(order.kind).or_default();
+            sum.orders += 1;
+            sum.effects += count;
+            match &order.told {
+                Told::Done => {}
+                Told::Interrupted => sum.interrupted += 1,
+                Told::Unsure => sum.unsure += 1,
+                Told::Failed(code) => {
+                    sum.failed += 1;
+                    *account.failures.entry(code.clone()).or_default() += 1;
+                }
+            }
+            let fault = match count {
+                0 if order.told == Told::Done => {
+                    sum.lost += 1;
+                    "lost"
+                }
+                0 | 1 => continue,
+                _ => {
+                    sum.doubled += 1;
+                    "doubled"
+                }
+            };
+            if account.faults.len() < FAULTS_SHOWN {
+                let Order { kind, id, told, .. } = order;
+                account.faults.push(format!("{kind} {id}: {fault} ({count} times, told {told:?})"));
+            }
+        }
+        account
+    }
+}
+
+impl Order {
+    fn count(&self, outside: &Outside) -> usize {
+        match self.place {
+            Place::Effect => outside.effects(self.kind, &self.id),
+            Place::Hook => outside.hooks(&self.id),
+            Place::Host => self.seen,
+        }
+    }
+}
+
+impl Account {
+    pub fn lost(&self) -> usize {
+        self.kinds.values().map(|sum| sum.lost).sum()
+    }
+
+    pub fn doubled(&self) -> usize {
+        self.kinds.values().map(|sum| sum.doubled).sum()
+    }
+
+    pub fn effects(&self) -> usize {
+        self.kinds.values().map(|sum| sum.effects).sum()
+    }
+
+    /// For people, a row for each kind.
+    pub fn rows(&self) -> Vec<[String; 8]> {
+        self.kinds
+            .iter()
+            .map(|(kind, sum)| {
+                let Sum { orders, effects, lost, doubled, interrupted, failed, unsure } = sum;
+                let [orders, effects, lost, doubled, interrupted, failed, unsure] =
+                    [orders, effects, lost, doubled, interrupted, failed, unsure].map(ToString::to_string);
+                [(*kind).to_owned(), orders, effects, lost, doubled, interrupted, failed, unsure]
+            })
+            .collect()
+    }
+}
+
+/// What the columns of [`Account::rows`] are.
+pub const COLUMNS: [&str; 8] =
+    ["KIND", "ORDERS", "EFFECTS", "LOST", "DOUBLED", "INTERRUPTED", "FAILED", "UNSURE"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_order_that_is_done_counts_once_and_one_that_was_interrupted_at_most_once() {
+        let outside = Outside::start().await.expect("a server");
+        let books = Books::default();
+        let post = |path: String, key: &'static str| {
+            skep_outbound::tls::install_provider();
+            let request = reqwest::Client::new().post(format!("{}{path}", outside.url));
+            async move { request.header("idempotency-key", key).send().await.expect("an answer") }
+        };
+        for (id, told, keys) in [
+            ("once", Told::Done, ["k", "k"].as_slice()),
+            ("never", Told::Done, &[]),
+            ("twice", Told::Done, &["k", "l"]),
+            ("perhaps", Told::Interrupted, &[]),
+            ("perhaps-twice", Told::Interrupted, &["k", "l"]),
+        ] {
+            books.enter("keyed", Place::Effect, id, told);
+            for key in keys {
+                post(format!("/effect/keyed/{id}"), key).await;
+            }
+        }
+        assert_eq!(books.missing(&outside), 1);
+        let account = books.account(&outside);
+        assert_eq!((account.lost(), account.doubled(), account.effects()), (1, 2, 5));
+        assert_eq!(account.kinds["keyed"].interrupted, 2);
+        assert_eq!(account.faults.len(), 3, "{:?}", account.faults);
+    }
+}

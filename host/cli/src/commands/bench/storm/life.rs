@@ -1,0 +1,92 @@
+//! One life of a host: a `skep up` process over a data folder, from its start until it is killed or stopped.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+/// A host that has not said where it listens by then does not start.
+const START: Duration = Duration::from_secs(180);
+
+pub struct Life {
+    child: Child,
+    pub url: String,
+    /// From the start of the process until it takes requests.
+    pub ready: Duration,
+}
+
+/// A process that does not listen yet.
+pub struct Birth {
+    child: Child,
+    began: Instant,
+}
+
+impl Birth {
+    /// Errors of the host go to `log`.
+    pub fn begin(folder: &Path, model: &str, log: &Path) -> Result<Self> {
+        let log = std::fs::File::options().create(true).append(true).open(log);
+        let log = log.context("cannot write the host's log")?;
+        let began = Instant::now();
+        let child = Command::new(std::env::current_exe().context("cannot find this program")?)
+            .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error", "--device", "cpu"])
+            .arg("--model")
+            .arg(model)
+            .arg("--data")
+            .arg(folder.join("data"))
+            .arg("--config")
+            .arg(folder.join("skep.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a host")?;
+        Ok(Self { child, began })
+    }
+
+    /// SIGKILL, before it is ready.
+    pub async fn kill(mut self) -> Result<()> {
+        self.child.kill().await.context("cannot kill the host")
+    }
+
+    /// Until it takes requests.
+    pub async fn ready(mut self) -> Result<Life> {
+        let output = self.child.stdout.take().context("the host has no output")?;
+        let mut lines = BufReader::new(output).lines();
+        let listens = async {
+            while let Some(line) = lines.next_line().await? {
+                let url = line.split_whitespace().find(|word| word.starts_with("http://"));
+                if let Some(url) = url {
+                    return Ok(url.trim_end_matches('/').to_owned());
+                }
+            }
+            bail!("the host ended while it started")
+        };
+        let url = tokio::time::timeout(START, listens)
+            .await
+            .with_context(|| format!("the host did not start within {} s", START.as_secs()))??;
+        let ready = self.began.elapsed();
+        // Nobody reads what it prints after that.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Life { child: self.child, url, ready })
+    }
+}
+
+impl Life {
+    /// SIGKILL: nothing of the process gets to run again.
+    pub async fn kill(mut self) -> Result<()> {
+        self.child.kill().await.context("cannot kill the host")
+    }
+
+    /// Whether it ended by itself, which no host does.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+}

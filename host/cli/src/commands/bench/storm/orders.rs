@@ -1,0 +1,270 @@
+//! Clients: each orders one thing after the other in a session, and leaves it after a while.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::{Value, json};
+
+use super::books::{Place, Told};
+use super::sessions::Ledger;
+use super::{AGENT, Answer, Storm};
+
+/// Orders of one session, so that prompts stay short.
+const ORDERS: usize = 8;
+/// Items of a batch.
+const ITEMS: usize = 3;
+
+/// What a client orders, and how often beside the others.
+const KINDS: [(Kind, u32); 13] = [
+    (Kind::Turn("post"), 3),
+    (Kind::Turn("keyed"), 3),
+    (Kind::Turn("call"), 3),
+    (Kind::Turn("mcp"), 2),
+    (Kind::Turn("pay"), 2),
+    (Kind::Turn("alarm"), 2),
+    (Kind::Turn("emit"), 2),
+    (Kind::Turn("generate"), 3),
+    (Kind::Event, 2),
+    (Kind::Batch, 1),
+    (Kind::Cancelled, 1),
+    (Kind::LeftAlone, 1),
+    (Kind::Plain, 1),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// A message with an idempotency key, whose agent does this.
+    Turn(&'static str),
+    /// An event from outside, for a session and for the webhook.
+    Event,
+    Batch,
+    /// Taken, and then cancelled by its id.
+    Cancelled,
+    /// A stream whose client goes away in the middle.
+    LeftAlone,
+    /// Without a key: if its answer is lost, nobody knows what became of it.
+    Plain,
+}
+
+impl Storm {
+    /// One client, until the load ends.
+    pub(super) async fn work(self: Arc<Self>, worker: usize) {
+        let mut draws = StdRng::seed_from_u64(self.plan.seed.wrapping_mul(1_000).wrapping_add(worker as u64));
+        // Ids of a load that was begun again are others.
+        let load = self.outside.ticks.borrow().to_string();
+        let mut number = 0;
+        while !self.has_ended() {
+            let session = format!("w{worker}-{load}-{number}");
+            let mut ledger = Ledger::new(session);
+            for _ in 0..ORDERS {
+                number += 1;
+                let id = format!("o{worker}-{load}-{number}");
+                self.order(draw(&mut draws), &id, &mut ledger, &mut draws).await;
+                if self.has_ended() {
+                    break;
+                }
+            }
+            self.leave(ledger, &mut draws).await;
+        }
+    }
+
+    async fn order(&self, kind: Kind, id: &str, ledger: &mut Ledger, draws: &mut StdRng) {
+        match kind {
+            Kind::Turn(op) => self.turn(op, id, ledger).await,
+            Kind::Event => self.event(id, ledger).await,
+            Kind::Batch => self.batch(id).await,
+            Kind::Cancelled => self.cancelled(id, ledger, draws).await,
+            Kind::LeftAlone => self.left_alone(id, ledger).await,
+            Kind::Plain => self.plain(id, ledger).await,
+        }
+    }
+
+    fn data(&self, op: &str, id: &str, ledger: &Ledger) -> Value {
+        let others = format!("e-{}", ledger.session);
+        json!({"data": {"op": op, "id": id, "url": self.outside.url, "session": others}})
+    }
+
+    async fn turn(&self, op: &'static str, id: &str, ledger: &mut Ledger) {
+        let (path, body) = (ledger.messages(), self.data(op, id, ledger));
+        let answer = self
+            .ask(|http, url| http.post(format!("{url}{path}")).header("idempotency-key", id).json(&body))
+            .await;
+        let told = self.told(&answer, id);
+        ledger.enter(id, &told);
+        match op {
+            "alarm" => ledger.awaits("alarm", id, &told),
+            "emit" => ledger.awaits("event", id, &told),
+            _ => {}
+        }
+        self.enter(op, id, told);
+    }
+
+    /// Where the effects of an order are counted.
+    fn enter(&self, op: &'static str, id: &str, told: Told) {
+        match op {
+            // Its effect is what the ledger has.
+            "generate" => {}
+            "emit" => {
+                // One event, to a session and to the webhook.
+                self.books.enter("event", Place::Effect, id, told.clone());
+                self.books.enter("webhook", Place::Hook, id, told);
+            }
+            op => self.books.enter(op, Place::Effect, id, told),
+        }
+    }
+
+    fn told(&self, answer: &Answer, id: &str) -> Told {
+        match (answer.status, answer.body["data"]["told"].as_str()) {
+            (200, Some("done")) => Told::Done,
+            (200, Some("interrupted")) => Told::Interrupted,
+            (200, Some(told)) => Told::Failed(told.to_owned()),
+            (0, _) => Told::Failed("no answer".to_owned()),
+            _ => {
+                let code = answer.code();
+                if !matches!(code.as_str(), "turn_lost" | "cancelled" | "interrupted") {
+                    self.trouble(format!("order {id}: {} {}", answer.status, answer.body));
+                }
+                Told::Failed(code)
+            }
+        }
+    }
+
+    async fn event(&self, id: &str, ledger: &mut Ledger) {
+        let data = self.data("", id, ledger)["data"].take();
+        let body = json!({"topic": "storm.sent", "id": id, "source": "bench", "data": data});
+        let answer = self.ask(|http, url| http.post(format!("{url}/v1/events")).json(&body)).await;
+        let told = match answer.status {
+            200..=299 => Told::Done,
+            _ => self.told(&answer, id),
+        };
+        ledger.awaits("event", id, &told);
+        self.books.enter("event", Place::Effect, id, told.clone());
+        self.books.enter("webhook", Place::Hook, id, told);
+    }
+
+    async fn batch(&self, id: &str) {
+        let ids: Vec<String> = (0..ITEMS).map(|item| format!("{id}-{item}")).collect();
+        let request = |id: &String| {
+            let order = json!({"op": "batch", "id": id, "url": self.outside.url}).to_string();
+            json!({"messages": [{"role": "user", "content": order}]})
+        };
+        let body = json!({"requests": ids.iter().map(request).collect::<Vec<_>>()});
+        // A batch has no key: one whose answer is lost is not sent again.
+        let url = self.host().await;
+        let path = format!("{url}/ai/run/agent:{AGENT}?queueRequest=true");
+        let told = match self.http.post(path).json(&body).send().await {
+            Ok(answer) if answer.status().is_success() => match answer.bytes().await {
+                Ok(_) => Told::Done,
+                Err(_) => Told::Unsure,
+            },
+            Ok(answer) => {
+                let (status, text) = (answer.status(), answer.text().await.unwrap_or_default());
+                if !matches!(status.as_u16(), 429 | 503) {
+                    self.trouble(format!("batch {id}: {status} {text}"));
+                }
+                Told::Failed(status.as_u16().to_string())
+            }
+            Err(_) => Told::Unsure,
+        };
+        self.outside.tick();
+        for id in ids {
+            self.books.enter("batch", Place::Effect, &id, told.clone());
+        }
+    }
+
+    async fn cancelled(&self, id: &str, ledger: &mut Ledger, draws: &mut StdRng) {
+        let (path, body) = (ledger.messages(), self.data("keyed", id, ledger));
+        let accepted = self
+            .ask(|http, url| {
+                let request = http.post(format!("{url}{path}")).header("idempotency-key", id);
+                request.header("prefer", "respond-async").json(&body)
+            })
+            .await;
+        let Some(turn) = accepted.body["turn_id"].as_str() else {
+            let told = self.told(&accepted, id);
+            ledger.enter(id, &told);
+            return self.books.enter("keyed", Place::Effect, id, told);
+        };
+        tokio::time::sleep(Duration::from_millis(draws.random_range(0..30))).await;
+        let turn = format!("{}/turns/{turn}", ledger.path());
+        self.ask(|http, url| http.delete(format!("{url}{turn}"))).await;
+        let told = loop {
+            let answer = self.ask(|http, url| http.get(format!("{url}{turn}"))).await;
+            match answer.body["state"].as_str() {
+                Some("done") => break Told::Done,
+                Some("waiting" | "running") => tokio::time::sleep(Duration::from_millis(20)).await,
+                Some(_) => break Told::Failed("cancelled".to_owned()),
+                None => break Told::Failed(answer.code()),
+            }
+        };
+        ledger.enter(id, &told);
+        self.books.enter("keyed", Place::Effect, id, told);
+    }
+
+    /// The turn of a client that goes away ends with it, unless it has ended before.
+    async fn left_alone(&self, id: &str, ledger: &mut Ledger) {
+        let (path, body) = (ledger.messages(), self.data("generate", id, ledger));
+        let url = self.host().await;
+        let request = self.http.post(format!("{url}{path}")).header("accept", "text/event-stream");
+        if let Ok(mut stream) = request.json(&body).send().await {
+            let _ = stream.chunk().await;
+        }
+        self.outside.tick();
+        ledger.enter(id, &Told::Unsure);
+    }
+
+    async fn plain(&self, id: &str, ledger: &mut Ledger) {
+        let (path, body) = (ledger.messages(), self.data("post", id, ledger));
+        let url = self.host().await;
+        let told = match self.http.post(format!("{url}{path}")).json(&body).send().await {
+            Ok(answer) => {
+                let status = answer.status().as_u16();
+                match answer.json::<Value>().await {
+                    Ok(body) => self.told(&Answer { status, body, is_repeated: false }, id),
+                    Err(_) => Told::Unsure,
+                }
+            }
+            Err(_) => Told::Unsure,
+        };
+        self.outside.tick();
+        ledger.enter(id, &told);
+        self.books.enter("post", Place::Effect, id, told);
+    }
+
+    /// The person who agrees to everything.
+    pub(super) async fn approve(self: Arc<Self>) {
+        // Whoever is asked at last has to be answered too; the task ends when nobody is there to ask.
+        let mut quiet = 0;
+        while !self.has_ended() || quiet < 50 {
+            quiet = if self.has_ended() { quiet + 1 } else { 0 };
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let waiting = self.ask(|http, url| http.get(format!("{url}/v1/approvals"))).await;
+            for approval in waiting.body["data"].as_array().into_iter().flatten() {
+                quiet = 0;
+                let Some(id) = approval["id"].as_str() else { continue };
+                let answer = self
+                    .ask(|http, url| {
+                        http.post(format!("{url}/v1/approvals/{id}")).json(&json!({"decision": "approve"}))
+                    })
+                    .await;
+                if !matches!(answer.status, 200 | 404 | 409) {
+                    self.trouble(format!("approval {id}: {} {}", answer.status, answer.body));
+                }
+            }
+        }
+    }
+}
+
+fn draw(draws: &mut StdRng) -> Kind {
+    let all: u32 = KINDS.iter().map(|(_, weight)| weight).sum();
+    let mut point = draws.random_range(0..all);
+    for (kind, weight) in KINDS {
+        if point < weight {
+            return kind;
+        }
+        point -= weight;
+    }
+    Kind::Plain
+}

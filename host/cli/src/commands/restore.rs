@@ -1,0 +1,54 @@
+//! `skep restore`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::out;
+use crate::progress::Terminal;
+use crate::{backup, places};
+
+/// Make a data folder of a backup
+///
+/// Checks every file against its digest. What was on its way when the backup was taken may have been done since, so the host
+/// holds it until `skep held resume` or `skep held drop`; everything else goes on at once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep restore /backups/skep-monday --data data
+  skep restore /backups/skep-monday --data data --force && skep up --data data")]
+pub struct Args {
+    /// Folder that `skep backup` has written
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// The data folder [default: the user's data folder]
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Move a data folder that is there aside
+    #[arg(long)]
+    force: bool,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let data = args.data.map_or_else(places::data_dir, Ok)?;
+    let restored = backup::restore(&args.dir, &data, args.force, &Terminal).await?;
+    let backup::Restored { manifest, held, moved } = restored;
+    if let Some(moved) = moved {
+        out::line(&format!("the folder that was there is {} now", moved.display()))?;
+    }
+    out::line(&format!(
+        "{} is as it was {}: {} agents, {} sessions",
+        data.display(),
+        out::ago(manifest.taken_at_ms),
+        manifest.agents,
+        manifest.sessions
+    ))?;
+    out::line(&format!(
+        "held, because it may have been done since: {} turns, {} events, {} schedules, {} batches",
+        held.turns, held.deliveries, held.schedules, held.batches
+    ))?;
+    out::line(&format!(
+        "next: skep up --data {}, then `skep held resume` or `skep held drop`",
+        data.display()
+    ))
+}
