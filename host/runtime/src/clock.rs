@@ -170,7 +170,10 @@ impl Timeline {
         let expected_ms = last.wall_ms + now.steady_ms.saturating_sub(last.steady_ms);
         if now.wall_ms > expected_ms + JUMP_MS {
             let by_s = (now.wall_ms - expected_ms) / 1000;
-            tracing::warn!(by_s, "the clock of the system was set forward; sessions do not get older by that");
+            tracing::warn!(
+                by_s,
+                "the clock of the system was set forward; sessions do not get older by that"
+            );
             self.skip(expected_ms, now.wall_ms);
         } else if expected_ms > now.wall_ms + JUMP_MS {
             let by_s = (expected_ms - now.wall_ms) / 1000;

@@ -5,9 +5,7 @@ use crate::{
     tenancy::{Tenancy, TenantPlace, TenantPlaces},
     vault::{OpenSecret, Vault},
 };
-use skep_outbound::{
-    Bounds, Client, Origins, OutboundError, Policy, Request, Response, Secret, Secrets,
-};
+use skep_outbound::{Bounds, Client, Origins, OutboundError, Policy, Request, Response, Secret, Secrets};
 use skep_store::Store;
 use std::sync::Arc;
 

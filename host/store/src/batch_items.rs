@@ -146,7 +146,10 @@ async fn take(
     );
     next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
     for tenant in tenants {
-        next.push(" WHEN ").push_bind(tenant.principal.clone()).push(" THEN ").push_bind(tenant.running as i64);
+        next.push(" WHEN ")
+            .push_bind(tenant.principal.clone())
+            .push(" THEN ")
+            .push_bind(tenant.running as i64);
     }
     next.push(" ELSE 0 END, running, key LIMIT 1");
     let next = next.build().fetch_optional(&mut *connection).await.map_err(failed())?;

@@ -203,7 +203,9 @@ async fn reserve(
     }
     if let Some(share) = room.share {
         let free_bytes = room.bytes - stored_bytes - bytes;
-        if own_batches >= share * (room.batches - batches) || own_bytes + bytes > share.saturating_mul(free_bytes) {
+        if own_batches >= share * (room.batches - batches)
+            || own_bytes + bytes > share.saturating_mul(free_bytes)
+        {
             return Ok(None);
         }
     }

@@ -183,7 +183,10 @@ async fn a_tenant_leaves_room_for_the_batches_of_others() {
     assert_eq!(store.queue_batch(of("greedy", "a", 6), room, None).await.unwrap(), Queued::New);
     assert_eq!(store.queue_batch(of("greedy", "b", 1), room, None).await.unwrap(), Queued::Full);
     assert_eq!(store.queue_batch(of("small", "c", 2), room, None).await.unwrap(), Queued::New);
-    assert_eq!(store.queue_batch(of("greedy", "b", 1), BatchRoom { share: None, ..room }, None).await.unwrap(), Queued::New);
+    assert_eq!(
+        store.queue_batch(of("greedy", "b", 1), BatchRoom { share: None, ..room }, None).await.unwrap(),
+        Queued::New
+    );
 }
 
 #[tokio::test]
@@ -193,10 +196,11 @@ async fn the_tenant_with_the_fewest_items_under_way_comes_first() {
         let batch = NewBatch { principal: principal.into(), ..batch(id, 2) };
         store.queue_batch(batch, ROOM, None).await.unwrap();
     }
-    let take = async |tenants: &[BusyTenant]| match store.take_item(&["m".into()], tenants, 200).await.unwrap() {
-        Take::Item(item) => item.batch,
-        other => format!("{other:?}"),
-    };
+    let take =
+        async |tenants: &[BusyTenant]| match store.take_item(&["m".into()], tenants, 200).await.unwrap() {
+            Take::Item(item) => item.batch,
+            other => format!("{other:?}"),
+        };
     let greedy = |running, has_its_share| BusyTenant { principal: "greedy".into(), running, has_its_share };
     assert_eq!(take(&[]).await, "a");
     assert_eq!(take(&[greedy(1, false)]).await, "c");

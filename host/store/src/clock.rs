@@ -58,12 +58,13 @@ impl Store {
 
     /// Sessions of an agent that were used after `now_ms` count as used then. How many it were.
     pub async fn bring_sessions_back(&self, agent: &str, now_ms: u64) -> Result<u64, StoreError> {
-        let later: bool = query_scalar("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND updated_at_ms > ?)")
-            .bind(agent)
-            .bind(now_ms as i64)
-            .fetch_one(&self.readers)
-            .await
-            .map_err(StoreError::while_it("looked for sessions of the future"))?;
+        let later: bool =
+            query_scalar("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND updated_at_ms > ?)")
+                .bind(agent)
+                .bind(now_ms as i64)
+                .fetch_one(&self.readers)
+                .await
+                .map_err(StoreError::while_it("looked for sessions of the future"))?;
         if !later {
             return Ok(0);
         }
@@ -107,19 +108,26 @@ impl Store {
     }
 
     /// A schedule that waits, and is due at `row.schedule.due_ms`, is due at another time.
-    pub async fn move_schedule(&self, row: &ScheduleRow, due_ms: u64, wake_ms: u64) -> Result<(), StoreError> {
+    pub async fn move_schedule(
+        &self,
+        row: &ScheduleRow,
+        due_ms: u64,
+        wake_ms: u64,
+    ) -> Result<(), StoreError> {
         let (id, from_ms) = (row.schedule.id.clone(), row.schedule.due_ms);
         self.write((id, from_ms, due_ms, wake_ms), |connection, (id, from_ms, due_ms, wake_ms)| {
             Box::pin(async move {
-                query("UPDATE schedules SET due_ms = ?, wake_ms = ? WHERE id = ? AND due_ms = ? AND state = 0")
-                    .bind(*due_ms as i64)
-                    .bind(*wake_ms as i64)
-                    .bind(id.as_str())
-                    .bind(*from_ms as i64)
-                    .execute(connection)
-                    .await
-                    .map(drop)
-                    .map_err(StoreError::while_it("moved a schedule"))
+                query(
+                    "UPDATE schedules SET due_ms = ?, wake_ms = ? WHERE id = ? AND due_ms = ? AND state = 0",
+                )
+                .bind(*due_ms as i64)
+                .bind(*wake_ms as i64)
+                .bind(id.as_str())
+                .bind(*from_ms as i64)
+                .execute(connection)
+                .await
+                .map(drop)
+                .map_err(StoreError::while_it("moved a schedule"))
             })
         })
         .await

@@ -151,14 +151,14 @@ impl Store {
             "{EXPIRED} AND session > ?3 AND (?5 IS NULL OR substr(session, instr(session, '/') + 1) GLOB ?5)
              ORDER BY session LIMIT ?4"
         )))
-            .bind(agent)
-            .bind(before_ms as i64)
-            .bind(after.unwrap_or(""))
-            .bind(limit)
-            .bind(pattern)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("looked for expired sessions"))?;
+        .bind(agent)
+        .bind(before_ms as i64)
+        .bind(after.unwrap_or(""))
+        .bind(limit)
+        .bind(pattern)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("looked for expired sessions"))?;
         Ok(rows.into_iter().map(|row| row.get(0)).collect())
     }
 }

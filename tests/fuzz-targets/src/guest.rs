@@ -20,7 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Texts that calls can point to, from `TEXTS_AT` on.
 const TEXTS_AT: usize = 0x400;
 const TEXTS: [&str; 10] = [
-    "main", "tiny", "hello", "{\"a\":1}", "http://127.0.0.1:9/", "GET", "* * * * *", "UTC", "agent:caller/x", "order.paid",
+    "main",
+    "tiny",
+    "hello",
+    "{\"a\":1}",
+    "http://127.0.0.1:9/",
+    "GET",
+    "* * * * *",
+    "UTC",
+    "agent:caller/x",
+    "order.paid",
 ];
 /// Where results are written.
 const RESULTS_AT: i32 = 0x1000;
@@ -54,7 +63,8 @@ pub(crate) fn arguments(input: &[u8]) {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let (resolve, world) = resolved();
     let functions = functions(&resolve, world);
-    let texts: Vec<(i32, i32)> = (0..TEXTS.len()).map(|index| (text_at(index), TEXTS[index].len() as i32)).collect();
+    let texts: Vec<(i32, i32)> =
+        (0..TEXTS.len()).map(|index| (text_at(index), TEXTS[index].len() as i32)).collect();
     let mut seeds = Vec::new();
     for (number, function) in functions.iter().enumerate() {
         for variant in 0..3 {
@@ -208,7 +218,9 @@ fn module(functions: &[Function]) -> String {
 /// A module with these imports that does this with a message and answers with its text. Local 0 is the message.
 fn around(imports: &str, on_message: &str, helpers: &str) -> String {
     let texts: String = (0..TEXTS.len())
-        .map(|index| format!("(data (i32.const {}) \"{}\")\n", text_at(index), TEXTS[index].replace('"', "\\\"")))
+        .map(|index| {
+            format!("(data (i32.const {}) \"{}\")\n", text_at(index), TEXTS[index].replace('"', "\\\""))
+        })
         .collect();
     format!(
         r#"(module

@@ -42,9 +42,7 @@ async fn start() -> AgentHost {
     let options = RuntimeOptions { max_instances: 32, ..RuntimeOptions::default() };
     let agents =
         AgentHost::start(store, ModelSet::new(engine().clone()), options).await.expect("the host starts");
-    for (name, more, component) in
-        [("caller", EVERYTHING, guest::caller()), ("chat", "", guest::chatter())]
-    {
+    for (name, more, component) in [("caller", EVERYTHING, guest::caller()), ("chat", "", guest::chatter())] {
         let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}")).expect("valid");
         agents.deploy(manifest, component, "fuzz").await.expect("it deploys");
     }

@@ -5,13 +5,40 @@ use std::{path::Path, sync::OnceLock};
 use tempfile::TempDir;
 
 pub(crate) const GGUF_WORDS: &[&str] = &[
-    "GGUF", "general.architecture", "general.alignment", "llama", "qwen2", "llama.block_count", "llama.rope.scaling.type", "yarn",
-    "llama.attention.key_length", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores", "tokenizer.chat_template",
-    "tokenizer.ggml.model", "blk.0.attn_q.weight", "output.weight", "{% for i in range(1000) %}", "{{ x }}",
+    "GGUF",
+    "general.architecture",
+    "general.alignment",
+    "llama",
+    "qwen2",
+    "llama.block_count",
+    "llama.rope.scaling.type",
+    "yarn",
+    "llama.attention.key_length",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.scores",
+    "tokenizer.chat_template",
+    "tokenizer.ggml.model",
+    "blk.0.attn_q.weight",
+    "output.weight",
+    "{% for i in range(1000) %}",
+    "{{ x }}",
 ];
 pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
-    "\"dtype\":\"F32\"", "\"BF16\"", "\"shape\":[", "\"data_offsets\":[", "__metadata__", "model.norm.weight", "\"num_hidden_layers\":",
-    "\"hidden_size\":", "\"head_dim\":", "\"rope_scaling\":{\"rope_type\":\"llama3\"}", "\"model_type\":\"qwen3\"", "\"vocab_size\":", "null", "1e999",
+    "\"dtype\":\"F32\"",
+    "\"BF16\"",
+    "\"shape\":[",
+    "\"data_offsets\":[",
+    "__metadata__",
+    "model.norm.weight",
+    "\"num_hidden_layers\":",
+    "\"hidden_size\":",
+    "\"head_dim\":",
+    "\"rope_scaling\":{\"rope_type\":\"llama3\"}",
+    "\"model_type\":\"qwen3\"",
+    "\"vocab_size\":",
+    "null",
+    "1e999",
 ];
 
 /// The whole of an input is the file.

@@ -18,7 +18,18 @@ const ODD_NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 const ODD_TEXTS: [&str; 12] = [
-    "null", "-1", "1e999", "18446744073709551616", "\"\"", "[]", "{}", "\\ud83d", "\u{feff}", "é🐝", "\r\n", "\0",
+    "null",
+    "-1",
+    "1e999",
+    "18446744073709551616",
+    "\"\"",
+    "[]",
+    "{}",
+    "\\ud83d",
+    "\u{feff}",
+    "é🐝",
+    "\r\n",
+    "\0",
 ];
 
 pub struct Mutator {
@@ -107,7 +118,9 @@ impl Mutator {
 
     /// The first number in the text from `at` on.
     fn replace_number(&mut self, input: &mut Vec<u8>, at: usize, number: &[u8]) {
-        let Some(from) = input[at..].iter().position(u8::is_ascii_digit).map(|found| at + found) else { return };
+        let Some(from) = input[at..].iter().position(u8::is_ascii_digit).map(|found| at + found) else {
+            return;
+        };
         let digits = input[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         input.splice(from..from + digits, number.iter().copied());
     }

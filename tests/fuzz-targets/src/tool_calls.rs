@@ -1,8 +1,26 @@
 //! Text that a model says, in which there may be calls of tools.
 
 pub(crate) const WORDS: &[&str] = &[
-    "<tool_call>", "</tool_call>", "<tool_", "call>", "{\"name\": \"", "\", \"arguments\": ", "{}", "}}", "\n", "\\\"", "\\u", "\\ud83d\\ude00",
-    "\"name\"", "\"arguments\"", ":", ",", "[", "]", "null", "\"{\\\"a\\\": 1}\"",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_",
+    "call>",
+    "{\"name\": \"",
+    "\", \"arguments\": ",
+    "{}",
+    "}}",
+    "\n",
+    "\\\"",
+    "\\u",
+    "\\ud83d\\ude00",
+    "\"name\"",
+    "\"arguments\"",
+    ":",
+    ",",
+    "[",
+    "]",
+    "null",
+    "\"{\\\"a\\\": 1}\"",
 ];
 
 /// The first byte says how it is cut.

@@ -50,7 +50,10 @@ mod tests {
         assert_eq!(apply("").expect("no word"), None);
         assert_eq!(apply("[sessions]\nttl_h = 2\n").expect("in range"), Some(Duration::from_secs(7_200)));
         let mut options = ServerOptions::default();
-        Config::parse("[sessions]\nidempotency_h = 3\n").expect("valid").apply(&mut options).expect("in range");
+        Config::parse("[sessions]\nidempotency_h = 3\n")
+            .expect("valid")
+            .apply(&mut options)
+            .expect("in range");
         assert_eq!(options.runtime.outcome_retention, Duration::from_secs(10_800));
         let error = apply("[sessions]\nttl_h = 0\n").expect_err("no time at all").to_string();
         assert!(error.contains("leave it out"), "{error}");

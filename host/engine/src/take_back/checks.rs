@@ -9,8 +9,8 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
-use super::json_values::Check;
 use super::instance::{end_of, end_of_key, repeated_key, second_equal};
+use super::json_values::Check;
 use crate::EngineError;
 use crate::constraint::UnenforcedValue;
 
@@ -152,7 +152,9 @@ mod tests {
         let values: Arc<[UnenforcedValue]> =
             vec![UnenforcedValue { tool: None, path: Vec::new(), schema }].into();
         let checks = ChecksCache::default().of(&values).unwrap();
-        checks.flaw(Check::Schema(0), text.as_bytes()).map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
+        checks
+            .flaw(Check::Schema(0), text.as_bytes())
+            .map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
     }
 
     #[test]

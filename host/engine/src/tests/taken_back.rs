@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use skep_model::Sampling;
 
-use super::fixture::{EOS, Generated, collect, engine, engine_with, generate, greedy, merging_engine, together};
+use super::fixture::{
+    EOS, Generated, collect, engine, engine_with, generate, greedy, merging_engine, together,
+};
 use crate::{
     Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, Speculation,
     TakenBack, TokenEvent,
@@ -293,7 +295,10 @@ async fn a_finite_number_is_what_masked_draws_give() {
     for seed in 0..40 {
         let run = generate(&engine, large_numbers(schema.clone(), seed)).await.unwrap();
         // The same draws under the same mask, without anything that is checked.
-        let regex = Constraint::Regex(r"( |\r?\n[ \t]{0,20})?-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?( |\r?\n[ \t]{0,20})?".into());
+        let regex = Constraint::Regex(
+            r"( |\r?\n[ \t]{0,20})?-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?( |\r?\n[ \t]{0,20})?"
+                .into(),
+        );
         let masked = generate(&engine, large_numbers(regex, seed)).await.unwrap();
         let number = masked.text.trim();
         if run.finished.usage.taken_back_tokens > 0 {

@@ -58,7 +58,14 @@ pub(super) struct KnownKey {
 
 impl KnownKeys {
     pub(super) fn new(store: Store) -> Self {
-        KnownKeys { inner: Arc::new(Inner { store, held: Mutex::default(), tenancy: Tenancy::default(), looking: Arc::default() }) }
+        KnownKeys {
+            inner: Arc::new(Inner {
+                store,
+                held: Mutex::default(),
+                tenancy: Tenancy::default(),
+                looking: Arc::default(),
+            }),
+        }
     }
 
     /// The key with this digest, as it was in the table less than a second ago.
@@ -116,7 +123,8 @@ impl Inner {
             true => before.keys,
             false => Arc::new(self.read(&before).await?),
         };
-        let mut tenants = keys.values().filter(|known| known.key.revoked_at_ms.is_none()).map(|known| &known.key.tenant);
+        let mut tenants =
+            keys.values().filter(|known| known.key.revoked_at_ms.is_none()).map(|known| &known.key.tenant);
         let first = tenants.next();
         self.tenancy.set_several(tenants.any(|tenant| Some(tenant) != first));
         let held = Held { keys, changes, looked_at };

@@ -98,7 +98,8 @@ impl Expiry {
         }
         let pattern = batch_session_pattern();
         for agent in self.services.names() {
-            expired += self.expire_all(&agent, self.before(now_ms, self.batch_sessions), Some(&pattern)).await?;
+            expired +=
+                self.expire_all(&agent, self.before(now_ms, self.batch_sessions), Some(&pattern)).await?;
         }
         self.forget(now_ms).await?;
         Ok(expired)

@@ -392,12 +392,21 @@ impl Services {
             }
         });
         if taken {
-            return Ok(Active { turns: self.active.clone(), agent: name.to_owned(), tenant: tenant.to_owned() });
+            return Ok(Active {
+                turns: self.active.clone(),
+                agent: name.to_owned(),
+                tenant: tenant.to_owned(),
+            });
         }
         let has_place = of_all < limit as usize;
         let whose = if has_place { " (what this tenant may have beside others)" } else { "" };
         let limit = u32::try_from(of_all).unwrap_or(limit);
-        Err(RuntimeError::TooManyTurns { agent: name.to_owned(), whose, limit, retry_after_ms: RETRY_AFTER_MS })
+        Err(RuntimeError::TooManyTurns {
+            agent: name.to_owned(),
+            whose,
+            limit,
+            retry_after_ms: RETRY_AFTER_MS,
+        })
     }
 
     /// Takes a turn that was taken before, whatever the limit is now.

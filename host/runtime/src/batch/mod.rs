@@ -16,8 +16,8 @@ mod work;
 
 pub use options::BatchOptions;
 pub(crate) use queue::BatchQueue;
-pub(crate) use work::batch_session_pattern;
 pub use skep_store::ItemCounts;
+pub(crate) use work::batch_session_pattern;
 
 use crate::Json;
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,10 @@ use super::{
     AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
     told::{BatchName, Told},
 };
-use crate::{AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure, tenancy::TENANT_SHARE};
+use crate::{
+    AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure,
+    tenancy::TENANT_SHARE,
+};
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
     collections::HashMap,
@@ -193,7 +196,8 @@ impl BatchQueue {
     /// A batch of this principal that is not too old.
     async fn row(&self, host: &AgentHost, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
         let row = host.services().store.batch(id).await?;
-        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms(host));
+        let is_kept =
+            |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms(host));
         row.filter(|row| row.principal == principal && is_kept(row)).ok_or_else(|| {
             RuntimeError::BatchNotFound {
                 id: id.chars().take(80).collect(),

@@ -116,9 +116,10 @@ async fn a_tenant_with_a_large_batch_leaves_places_to_others() {
         }
         others.push(asked);
     }
-    let (_, results) =
-        until(async || Some(host.agents.batch_results("small", &id).await.expect("known")).filter(|(_, r)| r.is_some()))
-            .await;
+    let (_, results) = until(async || {
+        Some(host.agents.batch_results("small", &id).await.expect("known")).filter(|(_, r)| r.is_some())
+    })
+    .await;
     assert_eq!(results.expect("it ended").status.items.done, 1);
     assert!(others.len() <= 3, "{}", others.len());
 }
@@ -130,7 +131,8 @@ async fn a_tenant_with_many_batches_leaves_room_for_those_of_others() {
     for _ in 0..3 {
         host.agents.queue_batch(batch(&server, "greedy", 1)).await.expect("room");
     }
-    let refused = host.agents.queue_batch(batch(&server, "greedy", 1)).await.expect_err("the rest is for others");
+    let refused =
+        host.agents.queue_batch(batch(&server, "greedy", 1)).await.expect_err("the rest is for others");
     assert_eq!(refused.code(), "queue_full");
     host.agents.queue_batch(batch(&server, "small", 1)).await.expect("room");
 }
