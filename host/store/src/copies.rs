@@ -8,7 +8,8 @@ use crate::{
     ConversationRow, SessionRow, SessionSnapshot, Store, StoreError, erasure,
     erasure::{Begun, Deliveries},
     pieces::Piece,
-    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, conversation_row, is_foreign_key, put_conversations},
+    session_reads::conversation_row,
+    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, is_foreign_key, put_conversations},
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
 use std::{collections::VecDeque, time::Duration};

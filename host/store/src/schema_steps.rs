@@ -1,0 +1,392 @@
+//! The steps from one version of the schema to the next.
+//!
+//! A step, once released, never changes; a new version appends one. SQLite's `user_version` says how many were taken.
+
+pub(crate) const STEPS: &[&str] = &[
+    "
+    CREATE TABLE components (
+        digest TEXT PRIMARY KEY,
+        bytes  BLOB NOT NULL
+    );
+    CREATE TABLE agents (
+        name           TEXT PRIMARY KEY,
+        manifest       TEXT NOT NULL,
+        digest         TEXT NOT NULL REFERENCES components(digest),
+        deployed_at_ms INTEGER NOT NULL
+    );
+    CREATE TABLE sessions (
+        agent         TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session       TEXT NOT NULL,
+        turns         INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (agent, session)
+    ) WITHOUT ROWID;
+    CREATE TABLE state (
+        agent   TEXT NOT NULL,
+        session TEXT NOT NULL,
+        key     TEXT NOT NULL,
+        value   BLOB NOT NULL,
+        PRIMARY KEY (agent, session, key),
+        FOREIGN KEY (agent, session) REFERENCES sessions(agent, session) ON DELETE CASCADE
+    );
+    CREATE TABLE conversations (
+        agent   TEXT NOT NULL,
+        session TEXT NOT NULL,
+        name    TEXT NOT NULL,
+        body    BLOB NOT NULL,
+        PRIMARY KEY (agent, session, name),
+        FOREIGN KEY (agent, session) REFERENCES sessions(agent, session) ON DELETE CASCADE
+    );
+    CREATE TABLE outcomes (
+        agent           TEXT NOT NULL,
+        session         TEXT NOT NULL,
+        idempotency_key TEXT NOT NULL,
+        turn            INTEGER NOT NULL,
+        body            BLOB NOT NULL,
+        PRIMARY KEY (agent, session, idempotency_key),
+        FOREIGN KEY (agent, session) REFERENCES sessions(agent, session) ON DELETE CASCADE
+    );
+    CREATE TABLE logs (
+        id      INTEGER PRIMARY KEY AUTOINCREMENT,
+        agent   TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session TEXT NOT NULL,
+        turn    INTEGER NOT NULL,
+        at_ms   INTEGER NOT NULL,
+        level   TEXT NOT NULL,
+        message TEXT NOT NULL
+    );
+    CREATE INDEX logs_by_agent ON logs (agent, id);
+",
+    "
+    CREATE TABLE artifacts (
+        key        TEXT PRIMARY KEY,
+        checksum   TEXT NOT NULL,
+        bytes      INTEGER NOT NULL,
+        used_at_ms INTEGER NOT NULL
+    ) WITHOUT ROWID;
+",
+    "
+    CREATE TABLE deployments (
+        agent          TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        version        INTEGER NOT NULL,
+        manifest       TEXT NOT NULL,
+        digest         TEXT NOT NULL REFERENCES components(digest),
+        deployed_at_ms INTEGER NOT NULL,
+        deployed_by    TEXT NOT NULL,
+        PRIMARY KEY (agent, version)
+    ) WITHOUT ROWID;
+    CREATE INDEX deployments_by_digest ON deployments (digest);
+    INSERT INTO deployments SELECT name, 1, manifest, digest, deployed_at_ms, 'local' FROM agents;
+    CREATE TABLE agents_in_force (
+        name    TEXT PRIMARY KEY,
+        version INTEGER NOT NULL
+    );
+    INSERT INTO agents_in_force SELECT name, 1 FROM agents;
+    DROP TABLE agents;
+    ALTER TABLE agents_in_force RENAME TO agents;
+",
+    "
+    CREATE TABLE turns (
+        key             INTEGER PRIMARY KEY AUTOINCREMENT,
+        id              TEXT NOT NULL,
+        agent           TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session         TEXT NOT NULL,
+        idempotency_key TEXT,
+        digest          TEXT NOT NULL,
+        input           BLOB NOT NULL,
+        seed            BLOB NOT NULL,
+        accepted_at_ms  INTEGER NOT NULL,
+        state           INTEGER NOT NULL,
+        number          INTEGER,
+        result          BLOB,
+        ended_at_ms     INTEGER
+    );
+    CREATE INDEX turns_by_session ON turns (agent, session, key);
+    CREATE INDEX turns_open ON turns (key) WHERE ended_at_ms IS NULL;
+    CREATE INDEX turns_ended ON turns (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
+    CREATE UNIQUE INDEX turns_by_idempotency_key ON turns (agent, session, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    CREATE TABLE turn_records (
+        turn     INTEGER NOT NULL REFERENCES turns(key) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        call     INTEGER NOT NULL,
+        shown    INTEGER NOT NULL,
+        body     BLOB NOT NULL,
+        PRIMARY KEY (turn, position)
+    ) WITHOUT ROWID;
+",
+    "
+    CREATE TABLE schedules (
+        key       INTEGER PRIMARY KEY AUTOINCREMENT,
+        id        TEXT NOT NULL UNIQUE,
+        agent     TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session   TEXT NOT NULL,
+        name      TEXT NOT NULL,
+        target    TEXT NOT NULL,
+        principal TEXT NOT NULL,
+        timing    TEXT NOT NULL,
+        repeats   INTEGER NOT NULL,
+        data      BLOB,
+        tries     INTEGER NOT NULL,
+        state     INTEGER NOT NULL,
+        due_ms    INTEGER NOT NULL,
+        missed    INTEGER NOT NULL,
+        attempt   INTEGER NOT NULL,
+        wake_ms   INTEGER NOT NULL,
+        error     TEXT,
+        UNIQUE (agent, session, name)
+    );
+    CREATE INDEX schedules_waiting ON schedules (wake_ms) WHERE state = 0;
+    CREATE INDEX schedules_begun ON schedules (agent, target) WHERE state IN (1, 2);
+    CREATE TABLE events (
+        key             INTEGER PRIMARY KEY AUTOINCREMENT,
+        source          TEXT NOT NULL,
+        id              TEXT NOT NULL,
+        topic           TEXT NOT NULL,
+        data            BLOB,
+        principal       TEXT NOT NULL,
+        hops            INTEGER NOT NULL,
+        at_ms           INTEGER NOT NULL,
+        published_at_ms INTEGER NOT NULL,
+        UNIQUE (source, id)
+    );
+    CREATE INDEX events_by_age ON events (published_at_ms);
+    CREATE TABLE webhooks (
+        id            TEXT PRIMARY KEY,
+        url           TEXT NOT NULL,
+        topics        TEXT NOT NULL,
+        secret        TEXT NOT NULL,
+        configured    INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        disabled      TEXT
+    ) WITHOUT ROWID;
+    CREATE TABLE deliveries (
+        key     INTEGER PRIMARY KEY AUTOINCREMENT,
+        event   INTEGER NOT NULL REFERENCES events(key) ON DELETE CASCADE,
+        agent   TEXT REFERENCES agents(name) ON DELETE CASCADE,
+        session TEXT,
+        webhook TEXT REFERENCES webhooks(id) ON DELETE CASCADE,
+        state   INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        wake_ms INTEGER NOT NULL,
+        error   TEXT
+    );
+    CREATE INDEX deliveries_by_event ON deliveries (event);
+    CREATE INDEX deliveries_by_session ON deliveries (agent, session);
+    CREATE INDEX deliveries_by_webhook ON deliveries (webhook) WHERE webhook IS NOT NULL;
+    CREATE INDEX deliveries_waiting ON deliveries (wake_ms) WHERE state = 0;
+    CREATE INDEX deliveries_begun ON deliveries (agent, session, webhook) WHERE state = 1;
+    CREATE INDEX deliveries_dead ON deliveries (key) WHERE state = 2;
+",
+    "
+    CREATE TABLE batches (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        id            TEXT NOT NULL UNIQUE,
+        principal     TEXT NOT NULL,
+        model         TEXT NOT NULL,
+        bytes         INTEGER NOT NULL,
+        running       INTEGER NOT NULL,
+        cancelled     INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        started_at_ms INTEGER,
+        ended_at_ms   INTEGER
+    );
+    CREATE INDEX batches_open ON batches (running, key) WHERE ended_at_ms IS NULL;
+    CREATE INDEX batches_ended ON batches (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
+    CREATE TABLE batch_items (
+        batch     INTEGER NOT NULL REFERENCES batches(key) ON DELETE CASCADE,
+        position  INTEGER NOT NULL,
+        reference TEXT,
+        request   BLOB NOT NULL,
+        state     INTEGER NOT NULL,
+        failures  INTEGER NOT NULL,
+        losses    INTEGER NOT NULL,
+        wake_ms   INTEGER NOT NULL,
+        result    BLOB,
+        UNIQUE (batch, position)
+    );
+    CREATE INDEX batch_items_waiting ON batch_items (batch, position) WHERE state = 0;
+    CREATE INDEX batch_items_running ON batch_items (batch) WHERE state = 1;
+    CREATE TABLE approvals (
+        id            TEXT PRIMARY KEY,
+        turn          INTEGER NOT NULL REFERENCES turns(key) ON DELETE CASCADE,
+        tool          TEXT NOT NULL,
+        arguments     TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL,
+        verdict       INTEGER,
+        reason        TEXT,
+        decided_by    TEXT,
+        decided_at_ms INTEGER
+    ) WITHOUT ROWID;
+    CREATE INDEX approvals_by_turn ON approvals (turn);
+    CREATE INDEX approvals_pending ON approvals (created_at_ms) WHERE verdict IS NULL;
+",
+    "
+    CREATE TABLE secrets (
+        agent         TEXT NOT NULL,
+        name          TEXT NOT NULL,
+        hosts         TEXT NOT NULL,
+        sealed        BLOB NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (agent, name)
+    ) WITHOUT ROWID;
+",
+    "
+    CREATE TABLE api_keys (
+        id            TEXT PRIMARY KEY,
+        digest        BLOB NOT NULL UNIQUE CHECK (length(digest) = 32),
+        tenant        TEXT NOT NULL,
+        role          TEXT NOT NULL,
+        agents        TEXT,
+        name          TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        expires_at_ms INTEGER,
+        revoked_at_ms INTEGER,
+        last_used_day INTEGER
+    ) WITHOUT ROWID;
+",
+    // Keys have a rate of their own.
+    "
+    ALTER TABLE api_keys ADD COLUMN requests_per_minute INTEGER CHECK (requests_per_minute > 0);
+",
+    "
+    CREATE TABLE token_use (
+        day    INTEGER NOT NULL,
+        tenant TEXT NOT NULL,
+        agent  TEXT NOT NULL,
+        tokens INTEGER NOT NULL,
+        PRIMARY KEY (day, tenant, agent)
+    ) WITHOUT ROWID;
+",
+    // Whoever holds the keys in memory reads one number to learn whether they are still the same. When a key was last
+    // used is not counted.
+    "
+    CREATE TABLE api_key_changes (changes INTEGER NOT NULL);
+    INSERT INTO api_key_changes VALUES (1);
+    CREATE TRIGGER api_key_made AFTER INSERT ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+    CREATE TRIGGER api_key_changed AFTER UPDATE OF id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms,
+        revoked_at_ms, requests_per_minute ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+    CREATE TRIGGER api_key_deleted AFTER DELETE ON api_keys
+        BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
+",
+    // Sessions have keys, so that what belongs to one can be written and removed in pieces, unseen: the one row of the
+    // session itself says whether it is there. Without a name it is a copy that is not complete, or what is left of a
+    // session that was deleted.
+    "
+    CREATE TABLE sessions_with_keys (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        agent         TEXT NOT NULL REFERENCES agents(name) ON DELETE CASCADE,
+        session       TEXT,
+        turns         INTEGER NOT NULL,
+        created_at_ms INTEGER NOT NULL,
+        updated_at_ms INTEGER NOT NULL,
+        UNIQUE (agent, session)
+    );
+    INSERT INTO sessions_with_keys (agent, session, turns, created_at_ms, updated_at_ms)
+        SELECT agent, session, turns, created_at_ms, updated_at_ms FROM sessions;
+    CREATE TABLE state_of_keys (
+        session INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        key     TEXT NOT NULL,
+        value   BLOB NOT NULL,
+        PRIMARY KEY (session, key)
+    ) WITHOUT ROWID;
+    INSERT INTO state_of_keys SELECT s.key, state.key, value FROM state JOIN sessions_with_keys AS s USING (agent, session);
+    CREATE TABLE conversations_of_keys (
+        session INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        name    TEXT NOT NULL,
+        body    BLOB NOT NULL,
+        PRIMARY KEY (session, name)
+    );
+    INSERT INTO conversations_of_keys SELECT s.key, name, body
+        FROM conversations JOIN sessions_with_keys AS s USING (agent, session);
+    CREATE TABLE outcomes_of_keys (
+        session         INTEGER NOT NULL REFERENCES sessions(key) ON DELETE CASCADE,
+        idempotency_key TEXT NOT NULL,
+        turn            INTEGER NOT NULL,
+        body            BLOB NOT NULL,
+        PRIMARY KEY (session, idempotency_key)
+    );
+    INSERT INTO outcomes_of_keys SELECT s.key, idempotency_key, turn, body
+        FROM outcomes JOIN sessions_with_keys AS s USING (agent, session);
+    DROP TABLE outcomes;
+    DROP TABLE conversations;
+    DROP TABLE state;
+    DROP TABLE sessions;
+    ALTER TABLE sessions_with_keys RENAME TO sessions;
+    ALTER TABLE state_of_keys RENAME TO state;
+    ALTER TABLE conversations_of_keys RENAME TO conversations;
+    ALTER TABLE outcomes_of_keys RENAME TO outcomes;
+    CREATE INDEX sessions_unnamed ON sessions (key) WHERE session IS NULL;
+
+    -- Deletions that were begun. Rows with larger keys came after, and stay.
+    CREATE TABLE erasures (
+        key      INTEGER PRIMARY KEY AUTOINCREMENT,
+        agent    TEXT NOT NULL,
+        session  TEXT NOT NULL,
+        schedule INTEGER NOT NULL,
+        delivery INTEGER NOT NULL,
+        turn     INTEGER NOT NULL,
+        log      INTEGER NOT NULL
+    );
+    ALTER TABLE agents ADD COLUMN deleted INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE batches ADD COLUMN complete INTEGER NOT NULL DEFAULT TRUE;
+    -- What is written to see whether anything can be.
+    CREATE TABLE checks (
+        id     INTEGER PRIMARY KEY,
+        at     INTEGER NOT NULL,
+        filler BLOB NOT NULL
+    );
+",
+    // What came of the last try of a webhook.
+    "
+    ALTER TABLE webhooks ADD COLUMN tried_at_ms INTEGER;
+    ALTER TABLE webhooks ADD COLUMN last_status INTEGER;
+    ALTER TABLE webhooks ADD COLUMN last_error TEXT;
+",
+    // How often the process died under a turn without any progress since the last time, where its journal was, and whether
+    // the process that runs, or the last one, has taken it up.
+    "
+    ALTER TABLE turns ADD COLUMN runs INTEGER NOT NULL DEFAULT TRUE;
+    ALTER TABLE turns ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
+    CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);
+",
+    // The model that a conversation's tokens are of, so that a host whose models changed can tell whom that concerns.
+    "
+    ALTER TABLE conversations ADD COLUMN model TEXT;
+    ALTER TABLE conversations ADD COLUMN digest TEXT;
+    UPDATE conversations SET model = json_extract(CAST(body AS TEXT), '$.model') WHERE json_valid(CAST(body AS TEXT));
+    CREATE INDEX conversations_by_model ON conversations (model, digest, session);
+",
+    // When a host last looked at its clock, and times of day that did not happen because somebody set it forward.
+    "
+    CREATE TABLE clock (seen_ms INTEGER NOT NULL);
+    CREATE TABLE clock_skips (from_ms INTEGER PRIMARY KEY, to_ms INTEGER NOT NULL);
+",
+    // When an idempotency key was answered, so that it can be forgotten; and the log lines of each tenant's sessions.
+    "
+    ALTER TABLE outcomes ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;
+    UPDATE outcomes SET at_ms = unixepoch() * 1000;
+    CREATE INDEX outcomes_by_age ON outcomes (at_ms);
+    CREATE INDEX logs_by_folder ON logs (agent, substr(session, 1, instr(session, '/')), id);
+",
+    // What a restored database holds back until the operator has decided; deliveries and schedules have states for that.
+    "
+    ALTER TABLE turns ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE batches ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
+    ALTER TABLE deliveries ADD COLUMN restored INTEGER NOT NULL DEFAULT FALSE;
+    CREATE TABLE restores (
+        key          INTEGER PRIMARY KEY AUTOINCREMENT,
+        backup_at_ms INTEGER NOT NULL,
+        at_ms        INTEGER NOT NULL
+    );
+    CREATE INDEX turns_held ON turns (key) WHERE held;
+    CREATE INDEX batches_held ON batches (key) WHERE held;
+    CREATE INDEX deliveries_held ON deliveries (key) WHERE state = 3;
+    CREATE INDEX schedules_held ON schedules (key) WHERE state IN (4, 5);
+",
+];

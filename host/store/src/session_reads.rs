@@ -1,0 +1,208 @@
+//! Reading sessions: as a whole, in outline, and in lists.
+
+use crate::{
+    ConversationOutline, ConversationRow, ModelUse, SessionFolder, SessionOutline, SessionRow,
+    SessionSnapshot, Store, StoreError,
+    sessions::session_row,
+};
+use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+
+impl Store {
+    /// A session with its state and conversations, or `None` if no turn of it was committed.
+    pub async fn session(&self, agent: &str, session: &str) -> Result<Option<SessionSnapshot>, StoreError> {
+        // One transaction: all reads see the same turn.
+        let mut reading = self.readers.begin().await.map_err(reading_failed())?;
+        let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
+        let state = state_of(&mut reading, key).await?;
+        let conversations = query(
+            "SELECT name, model, digest, body FROM conversations WHERE session = ? ORDER BY name",
+        )
+        .bind(key)
+        .fetch_all(&mut *reading)
+        .await
+        .map_err(reading_failed())?;
+        let conversations = conversations.iter().map(conversation_row).collect();
+        Ok(Some(SessionSnapshot { row, state, conversations }))
+    }
+
+    /// A session with its state, and the names and sizes of its conversations. `None` if no turn of it was committed.
+    pub async fn session_outline(
+        &self,
+        agent: &str,
+        session: &str,
+    ) -> Result<Option<SessionOutline>, StoreError> {
+        let mut reading = self.readers.begin().await.map_err(reading_failed())?;
+        let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
+        let state = state_of(&mut reading, key).await?;
+        let conversations = query(
+            "SELECT name, model, LENGTH(body) FROM conversations WHERE session = ? ORDER BY name",
+        )
+        .bind(key)
+        .fetch_all(&mut *reading)
+        .await
+        .map_err(reading_failed())?;
+        let conversations = conversations.iter().map(|row| ConversationOutline {
+            name: row.get(0),
+            model: row.get(1),
+            bytes: row.get::<i64, _>(2) as usize,
+        });
+        Ok(Some(SessionOutline { row, state, conversations: conversations.collect() }))
+    }
+
+    /// The models that the conversations of all sessions are with.
+    pub async fn models_in_use(&self) -> Result<Vec<ModelUse>, StoreError> {
+        let rows = query(
+            "SELECT model, digest, COUNT(DISTINCT conversations.session) FROM conversations
+             JOIN sessions ON sessions.key = conversations.session AND sessions.session IS NOT NULL
+             WHERE model IS NOT NULL GROUP BY model, digest ORDER BY model, digest",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("counted the sessions of each model"))?;
+        let model_use = |row: &SqliteRow| ModelUse {
+            model: row.get(0),
+            digest: row.get(1),
+            sessions: row.get::<i64, _>(2) as u64,
+        };
+        Ok(rows.iter().map(model_use).collect())
+    }
+
+    /// At most `limit` sessions of an agent in a folder in the order of their ids, those after `after` if it is given.
+    pub async fn sessions(
+        &self,
+        agent: &str,
+        folder: &SessionFolder,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<SessionRow>, StoreError> {
+        let SessionFolder { begin, end, has_slash } = folder;
+        let rows = query(
+            "SELECT session, turns, created_at_ms, updated_at_ms FROM sessions
+             WHERE agent = ? AND session > ? AND session < ? AND (? OR instr(session, '/') = 0)
+             ORDER BY session LIMIT ?",
+        )
+        .bind(agent)
+        .bind(after.map_or(begin.as_str(), |after| after.max(begin.as_str())))
+        .bind(end)
+        .bind(has_slash)
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed sessions"))?;
+        Ok(rows.iter().map(session_row).collect())
+    }
+
+    /// One conversation of a session, or `None` if there is no such one.
+    pub async fn conversation(
+        &self,
+        agent: &str,
+        session: &str,
+        name: &str,
+    ) -> Result<Option<ConversationRow>, StoreError> {
+        let row = query(
+            "SELECT name, model, digest, body FROM conversations
+             WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND name = ?",
+        )
+        .bind(agent)
+        .bind(session)
+        .bind(name)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(StoreError::while_it("read a conversation"))?;
+        Ok(row.as_ref().map(conversation_row))
+    }
+
+    /// The names of a session's conversations, in order. `None` if no turn of it was committed.
+    pub async fn conversation_names(
+        &self,
+        agent: &str,
+        session: &str,
+    ) -> Result<Option<Vec<String>>, StoreError> {
+        let rows = query(
+            "SELECT name FROM sessions LEFT JOIN conversations ON conversations.session = sessions.key
+             WHERE agent = ? AND sessions.session = ? ORDER BY name",
+        )
+        .bind(agent)
+        .bind(session)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed conversations"))?;
+        let names = rows.iter().filter_map(|row| row.get(0)).collect();
+        Ok((!rows.is_empty()).then_some(names))
+    }
+
+    /// What a session takes: the bytes of its keys, values and conversations. `None` if no turn of it was committed.
+    pub async fn session_bytes(&self, agent: &str, session: &str) -> Result<Option<u64>, StoreError> {
+        let row = query(
+            "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(state.key AS BLOB)) + LENGTH(value)), 0) FROM state
+                     WHERE state.session = sessions.key)
+                  + (SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversations
+                     WHERE conversations.session = sessions.key)
+             FROM sessions WHERE agent = ? AND session = ?",
+        )
+        .bind(agent)
+        .bind(session)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(StoreError::while_it("measured a session"))?;
+        Ok(row.map(|row| row.get::<i64, _>(0) as u64))
+    }
+
+    /// What the turn with this key answered, if one was committed.
+    pub async fn outcome(
+        &self,
+        agent: &str,
+        session: &str,
+        idempotency_key: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let row = query(
+            "SELECT body FROM outcomes
+             WHERE session = (SELECT key FROM sessions WHERE agent = ? AND session = ?) AND idempotency_key = ?",
+        )
+            .bind(agent)
+            .bind(session)
+            .bind(idempotency_key)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("looked for the outcome of a turn"))?;
+        Ok(row.map(|row| row.get(0)))
+    }
+}
+
+/// The key of a session, with its row.
+async fn find(
+    reading: &mut SqliteConnection,
+    agent: &str,
+    session: &str,
+) -> Result<Option<(i64, SessionRow)>, StoreError> {
+    let row = query(
+        "SELECT session, turns, created_at_ms, updated_at_ms, key FROM sessions WHERE agent = ? AND session = ?",
+    )
+    .bind(agent)
+    .bind(session)
+    .fetch_optional(reading)
+    .await
+    .map_err(reading_failed())?;
+    Ok(row.map(|row| (row.get(4), session_row(&row))))
+}
+
+async fn state_of(
+    reading: &mut SqliteConnection,
+    session: i64,
+) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    let rows = query("SELECT key, value FROM state WHERE session = ? ORDER BY key")
+        .bind(session)
+        .fetch_all(reading)
+        .await
+        .map_err(reading_failed())?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+fn reading_failed() -> impl FnOnce(sqlx::Error) -> StoreError {
+    StoreError::while_it("read a session")
+}
+
+/// From the columns name, model, digest and body.
+pub(crate) fn conversation_row(row: &SqliteRow) -> ConversationRow {
+    ConversationRow { name: row.get(0), model: row.get(1), digest: row.get(2), body: row.get(3) }
+}
