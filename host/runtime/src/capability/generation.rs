@@ -10,7 +10,7 @@ use super::{
     conversation::{Conversation, Generating},
     generation_options::{asked, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::{Telling, TextSink},
+    text_stream::{Telling, TextSink, TextSource, text_stream},
 };
 use crate::{
     CompactionMode, RunEvent,
@@ -18,14 +18,14 @@ use crate::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
-    journal::{Call, Identity, Place, Stopped},
+    journal::{Call, Identity, Place, Reads, Stopped},
 };
 use serde_json::Value;
 use skep_engine::{
     Engine, EngineError, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use std::{pin::pin, sync::Arc};
+use std::sync::Arc;
 
 /// A generation of a conversation's next message that has begun.
 pub(crate) struct Begun {
@@ -35,6 +35,8 @@ pub(crate) struct Begun {
     before: Transcript,
     reservation: Reservation,
     work: Work,
+    /// Until it is known whether the guest reads the text as it comes.
+    reads: Option<Reads>,
 }
 
 enum Work {
@@ -84,6 +86,7 @@ pub(crate) fn begin(
         Err(error) => return Ok(Err(error)),
     };
     let mut call = turn.journal.call(Identity::new("generate", &(&options, before.messages())))?;
+    let reads = Some(Reads::of(&turn.journal, &mut call));
     let recorded = turn.journal.recorded(&mut call)?;
     if let Some((GenerationRecord::Refused(error), _place)) = recorded {
         return Ok(Err(error));
@@ -104,7 +107,7 @@ pub(crate) fn begin(
             },
         };
         let work = Work::Recorded { record, place, compacting };
-        return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+        return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
     }
     chat.max_tokens = Some(reservation.max_tokens as usize);
     chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
@@ -113,7 +116,7 @@ pub(crate) fn begin(
     let overflow = match before.generate(engine, chat.clone()) {
         Ok(stream) => {
             let work = Work::Live { call, stream: Box::new(stream), visible };
-            return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+            return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
         }
         Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
         Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
@@ -129,7 +132,7 @@ pub(crate) fn begin(
         Ok(compacting) => {
             let (engine, chat) = (engine.clone(), Box::new(chat));
             let work = Work::Compacting { call, compacting, engine, chat, visible };
-            Ok(Begun { turn, generating, before, reservation, work })
+            Ok(Begun { turn, generating, before, reservation, work, reads })
         }
         Err(error) => Err(end(&turn, &call, error, None, Some(at))),
     })
@@ -157,9 +160,15 @@ impl CompactionPolicy {
 }
 
 impl Begun {
+    /// For [`Begun::finish`], and what a guest reads that reads the text as it comes.
+    pub(crate) fn text(&mut self) -> (TextSink, TextSource) {
+        text_stream(self.reads.take().expect("one guest reads it"))
+    }
+
     /// Generates the message and appends it. The text also goes to `sink` as it comes.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Generated {
-        let Begun { turn, generating, before, reservation, work } = self;
+        let Begun { turn, generating, before, reservation, work, reads } = self;
+        drop(reads);
         let started = match work {
             Work::Live { call, stream, visible } => {
                 Started { call, stream, visible, before, compacted_at: None }
@@ -179,8 +188,7 @@ impl Begun {
         let followed = follow(&turn, &call, *stream, reservation, visible, telling.as_mut()).await;
         turn.journal.caught_up().await;
         let read = telling.map(Telling::end).unwrap_or_default();
-        let end =
-            |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
+        let end = |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
@@ -387,28 +395,13 @@ pub(super) async fn follow(
     mut telling: Option<&mut Telling>,
 ) -> Result<ChatOutcome, Error> {
     let mut progress = Progress::new(turn, call, visible);
-    let mut caught_up = pin!(turn.journal.caught_up());
-    let mut is_caught_up = false;
-    loop {
-        let event = tokio::select! {
-            biased;
-            () = &mut caught_up, if !is_caught_up => {
-                is_caught_up = true;
-                if let Some(telling) = &mut telling {
-                    telling.release();
-                }
-                continue;
-            }
-            event = stream.next() => event,
-        };
-        let Some(event) = event else { break };
+    while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.taken_back(), &delta);
                 if let Some(telling) = &mut telling {
-                    let was_read = stream.produced().len() <= call.tokens().len();
-                    telling.push(&delta, was_read || is_caught_up);
+                    telling.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {

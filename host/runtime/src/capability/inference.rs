@@ -10,7 +10,6 @@ use super::{
     budget::Turn,
     compaction, completion,
     generation::{self, Begun},
-    text_stream::text_stream,
 };
 use crate::{
     RunEvent,
@@ -260,8 +259,8 @@ impl TurnContext {
 }
 
 /// Lets a generation run beside the guest; it ends with the turn at the latest.
-fn stream(mut access: Access<'_, TurnContext, Capabilities>, begun: Begun) -> wasmtime::Result<Streamed> {
-    let (sink, source) = text_stream();
+fn stream(mut access: Access<'_, TurnContext, Capabilities>, mut begun: Begun) -> wasmtime::Result<Streamed> {
+    let (sink, source) = begun.text();
     let (done, result) = oneshot::channel();
     access.get().streams.spawn(async move {
         let generated = begun.finish(Some(sink)).await;

@@ -14,6 +14,7 @@
 mod clock;
 mod flight;
 mod random;
+mod reads;
 mod record;
 mod replay;
 #[cfg(test)]
@@ -22,13 +23,14 @@ mod tests;
 pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::Waits;
 pub(crate) use random::{random, seed};
+pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::Identity;
 pub(crate) use replay::Place;
 
 use crate::{RunEvent, RuntimeError, feed::Feed};
 use flight::{Flight, Flying};
 use record::{Record, first_u64};
-use replay::{Order, Recorded, Replay};
+use replay::{Order, Read, Recorded, Replay};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use skep_engine::TakenBack;
@@ -93,6 +95,8 @@ pub(crate) struct Call {
     number: u32,
     identity: Identity,
     past: Past,
+    /// What the guest read of its text before a restart.
+    reads: Vec<Read>,
     /// Events that the caller was shown while it goes on.
     shown: AtomicU32,
     _flying: Flying,
@@ -176,7 +180,9 @@ impl Journal {
         let number = inner.next_call;
         inner.next_call += 1;
         let mut shown = 0;
-        let past = match inner.recorded.remove(&number) {
+        let mut recorded = inner.recorded.remove(&number);
+        let reads = recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.reads)).unwrap_or_default();
+        let past = match recorded {
             None => Past::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
                 let made = if before.name == identity.name {
@@ -196,7 +202,8 @@ impl Journal {
             }
         };
         self.order.made(number);
-        Ok(Call { number, identity, past, shown: AtomicU32::new(shown), _flying: self.flight.call() })
+        let shown = AtomicU32::new(shown);
+        Ok(Call { number, identity, past, reads, shown, _flying: self.flight.call() })
     }
 
     /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
