@@ -137,8 +137,7 @@ fn till() -> (String, Arc<AtomicUsize>) {
 async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_approved() {
     let (data, (till, count)) = (tempfile::tempdir().unwrap(), till());
     let config = data.path().join("skep.toml");
-    let reaches_this_machine =
-        "[grants]\nhosts = [\"*\"]\n[outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
+    let reaches_this_machine = "[grants]\nhosts = [\"*\"]\n[outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
     std::fs::write(&config, reaches_this_machine).unwrap();
     let start = async || {
         let (data, config) = (data.path().join("data"), config.clone());
@@ -169,9 +168,11 @@ async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_app
     assert_eq!(done["tool_calls"].as_array().unwrap().len(), 1, "{done}");
     let (call, paid) = (&done["tool_calls"][0], count.load(Ordering::Acquire));
     // If the host was killed while the request was under way, nobody knows whether it came; it is never made again.
-    let is_interrupted = call["error"].as_str().is_some_and(|error| error.contains("nobody knows whether the server acted on it"));
+    let is_interrupted = call["error"].as_str().is_some_and(|error| error.contains("nobody knows whether"));
     assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments: {done}");
-    assert!(is_interrupted || call["result"] == asked["arguments"]["cents"], "{done}");
+    // The model may have written it as 10.0.
+    let is_paid = call["result"].as_f64().is_some_and(|paid| asked["arguments"]["cents"] == paid);
+    assert!(is_interrupted || is_paid, "{done}");
     assert_eq!(approval(&host.url, &["list"]).await, "nothing waits for approval\n");
     let (status, exported) = host.get("/v1/agents/payer/sessions/s/export").await;
     // In base64.

@@ -76,6 +76,14 @@ impl Process {
     }
 }
 
+/// A test that fails leaves no host.
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A small generator, so that a run can be repeated.
 struct Draws(u64);
 
@@ -302,6 +310,11 @@ async fn a_guest_that_read_the_beginning_of_what_came_to_an_error_reads_it_again
     has_the_same_end("partial", "\"read and cut off\"").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_waits_while_it_reads_has_the_same_order_after_a_crash() {
+    has_the_same_end("weave", "read and waited").await;
+}
+
 /// Kills the host while this guest generates aloud, and looks what its turn says when it has gone on.
 async fn has_the_same_end(agent: &'static str, end: &str) {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -434,9 +447,8 @@ fn faults(
 #[test]
 fn what_is_lost_doubled_moved_or_strange_is_seen() {
     let turns = |texts: &[&str]| -> Turns {
-        let told = |(index, text): (usize, &&str)| {
-            (index as u64 + 1, (text.to_string(), json!(texts[..=index])))
-        };
+        let told =
+            |(index, text): (usize, &&str)| (index as u64 + 1, (text.to_string(), json!(texts[..=index])));
         texts.iter().enumerate().map(told).collect()
     };
     let done: BTreeMap<String, Turns> = [("s".to_owned(), turns(&["a", "b"]))].into();

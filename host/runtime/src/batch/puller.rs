@@ -208,7 +208,8 @@ async fn run_apart(
     match working.join_next().await {
         Some(Ok(result)) => result,
         Some(Err(_)) | None => {
-            let message = format!("item {} of batch {} panicked; see the host's log", item.position, item.batch);
+            let message =
+                format!("item {} of batch {} panicked; see the host's log", item.position, item.batch);
             Err(RuntimeError::Internal { message })
         }
     }

@@ -10,7 +10,7 @@ use super::{
     conversation::{Conversation, Generating, ModelChange},
     generation_options::{asked as asked_tokens, chat_options},
     generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::{Telling, TextSink},
+    text_stream::{Telling, TextSink, TextSource, text_stream},
 };
 use crate::{
     CompactionMode, Json, QUICK_BYTES, RunEvent,
@@ -18,13 +18,13 @@ use crate::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
     },
-    journal::{Call, Identity, Made, Place, Stopped},
+    journal::{Call, Identity, Made, Place, Reads, Stopped},
 };
 use skep_engine::{
     Cancel, Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
     chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
-use std::{pin::pin, sync::Arc};
+use std::sync::Arc;
 
 /// A generation that the guest asked for, and that has its place among the guest's calls.
 pub(crate) struct Asked {
@@ -47,6 +47,8 @@ pub(crate) struct Begun {
     before: Arc<Transcript>,
     reservation: Reservation,
     work: Work,
+    /// Until it is known whether the guest reads the text as it comes.
+    reads: Option<Reads>,
 }
 
 enum Work {
@@ -110,6 +112,7 @@ impl Asked {
         let identify = move |_: &Cancel| Identity::new("generate", &(&options, asked.messages()));
         let identity = turn.compute(is_quick, identify).await;
         let mut call = turn.journal.identify(made, identity)?;
+        let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
         if let Some((GenerationRecord::Refused(error), _place)) = recorded {
             return Ok(Err(error));
@@ -130,7 +133,7 @@ impl Asked {
                 }
             };
             let work = Work::Recorded { record, place, compacting };
-            return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+            return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
         }
         if let Err(error) = check_model(&call, &engine) {
             return Ok(Err(refuse(&turn, &call, error)));
@@ -143,7 +146,7 @@ impl Asked {
         let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
             Ok(stream) => {
                 let work = Work::Live { call, stream: Box::new(stream), visible };
-                return Ok(Ok(Begun { turn, generating, before, reservation, work }));
+                return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
             }
             Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
             Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
@@ -166,7 +169,7 @@ impl Asked {
         Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None).await? {
             Ok(compacting) => {
                 let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
-                Ok(Begun { turn, generating, before, reservation, work })
+                Ok(Begun { turn, generating, before, reservation, work, reads })
             }
             Err(error) => Err(end(&turn, &call, error, None, Some(at))),
         })
@@ -237,9 +240,15 @@ impl CompactionPolicy {
 }
 
 impl Begun {
+    /// For [`Begun::finish`], and what a guest reads that reads the text as it comes.
+    pub(crate) fn text(&mut self) -> (TextSink, TextSource) {
+        text_stream(self.reads.take().expect("one guest reads it"))
+    }
+
     /// Generates the message and appends it. The text also goes to `sink` as it comes.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Generated {
-        let Begun { turn, generating, before, reservation, work } = self;
+        let Begun { turn, generating, before, reservation, work, reads } = self;
+        drop(reads);
         let started = match work {
             Work::Live { call, stream, visible } => {
                 Started { call, stream, visible, before, compacted_at: None }
@@ -260,8 +269,7 @@ impl Begun {
         let followed = follow(progress, *stream, reservation, telling.as_mut()).await;
         turn.journal.caught_up().await;
         let read = telling.map(Telling::end).unwrap_or_default();
-        let end =
-            |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
+        let end = |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),

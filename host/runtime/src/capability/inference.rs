@@ -10,7 +10,6 @@ use super::{
     budget::Turn,
     compaction, completion,
     generation::{self, Asked, Begun},
-    text_stream::text_stream,
 };
 use crate::{
     Json, RunEvent,
@@ -275,8 +274,8 @@ pub(super) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generatio
 }
 
 /// Lets a generation run beside the guest; it ends with the turn at the latest.
-fn stream(mut access: Access<'_, TurnContext, Capabilities>, begun: Begun) -> wasmtime::Result<Streamed> {
-    let (sink, source) = text_stream();
+fn stream(mut access: Access<'_, TurnContext, Capabilities>, mut begun: Begun) -> wasmtime::Result<Streamed> {
+    let (sink, source) = begun.text();
     let (done, result) = oneshot::channel();
     access.get().streams.spawn(async move {
         let generated = begun.finish(Some(sink)).await;

@@ -3,10 +3,11 @@
 //! The generation never waits for the guest: unread text is joined, and is bounded by the generation's tokens. A
 //! guest that never reads holds up nothing.
 
+use crate::journal::{NextRead, Reads};
 use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 use wasmtime::{
     Result, StoreContextMut,
@@ -16,19 +17,17 @@ use wasmtime::{
 /// The generation's end. Dropping it ends the stream.
 pub(crate) struct TextSink(Arc<Mutex<Unread>>);
 
-/// The text of a generation for a guest that may be run again. It reads at once what it had read before a restart, because
-/// calls that it made may follow from that; what is new only when everything that it was answered by then has been
-/// answered again, because what follows from that came after it.
+/// All of a text, on its way to a guest that reads it as it comes.
 pub(crate) struct Telling {
     sink: TextSink,
-    /// All of it so far.
     text: String,
-    /// Bytes of it that the guest may read.
-    told: usize,
 }
 
-/// The guest's end.
-pub(crate) struct TextSource(Arc<Mutex<Unread>>);
+/// The guest's end. What it reads is in the turn's journal, and read again as it was.
+pub(crate) struct TextSource {
+    unread: Arc<Mutex<Unread>>,
+    reads: Reads,
+}
 
 #[derive(Default)]
 struct Unread {
@@ -37,9 +36,9 @@ struct Unread {
     reader: Option<Waker>,
 }
 
-pub(crate) fn text_stream() -> (TextSink, TextSource) {
+pub(crate) fn text_stream(reads: Reads) -> (TextSink, TextSource) {
     let unread = Arc::new(Mutex::new(Unread::default()));
-    (TextSink(unread.clone()), TextSource(unread))
+    (TextSink(unread.clone()), TextSource { unread, reads })
 }
 
 impl TextSink {
@@ -61,28 +60,16 @@ impl TextSink {
 
 impl Telling {
     pub(crate) fn new(sink: TextSink) -> Self {
-        Telling { sink, text: String::new(), told: 0 }
+        Telling { sink, text: String::new() }
     }
 
-    /// More of the text, which the guest may read at once or after [`Telling::release`].
-    pub(crate) fn push(&mut self, delta: &str, at_once: bool) {
+    pub(crate) fn push(&mut self, delta: &str) {
         self.text.push_str(delta);
-        if at_once {
-            self.release();
-        }
-    }
-
-    /// The guest may read everything that there is.
-    pub(crate) fn release(&mut self) {
-        if self.told < self.text.len() {
-            self.sink.push(&self.text[self.told..]);
-            self.told = self.text.len();
-        }
+        self.sink.push(delta);
     }
 
     /// The text ends here. Gives all of it.
-    pub(crate) fn end(mut self) -> String {
-        self.release();
+    pub(crate) fn end(self) -> String {
         self.text
     }
 }
@@ -98,48 +85,47 @@ impl<D> StreamProducer<D> for TextSource {
     type Buffer = Option<String>;
 
     fn poll_produce<'a>(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         _store: StoreContextMut<'a, D>,
         mut destination: Destination<'a, String, Option<String>>,
         finish: bool,
     ) -> Poll<Result<StreamResult>> {
-        let mut unread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !unread.text.is_empty() {
-            destination.set_buffer(Some(std::mem::take(&mut unread.text)));
-            return Poll::Ready(Ok(StreamResult::Completed));
+        match self.poll_read(cx) {
+            Poll::Ready(text) if text.is_empty() => Poll::Ready(Ok(StreamResult::Dropped)),
+            Poll::Ready(text) => {
+                destination.set_buffer(Some(text));
+                Poll::Ready(Ok(StreamResult::Completed))
+            }
+            Poll::Pending if finish => Poll::Ready(Ok(StreamResult::Cancelled)),
+            Poll::Pending => Poll::Pending,
         }
-        if unread.ended {
-            return Poll::Ready(Ok(StreamResult::Dropped));
-        }
-        if finish {
-            return Poll::Ready(Ok(StreamResult::Cancelled));
-        }
-        unread.reader = Some(cx.waker().clone());
-        Poll::Pending
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_new_is_read_when_it_is_released_and_the_end_comes_last() {
-        let (sink, source) = text_stream();
-        let mut telling = Telling::new(sink);
-        let read = || {
-            let mut unread = source.0.lock().expect("no test panics with it");
-            (std::mem::take(&mut unread.text), unread.ended)
+impl TextSource {
+    /// What the guest reads next. Nothing is the end.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<String> {
+        let next = ready!(self.reads.poll_next(cx));
+        let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = match next {
+            NextRead::Again(bytes) => bytes,
+            NextRead::New => unread.text.len(),
         };
-        telling.push("known ", true);
-        telling.push("new ", false);
-        telling.push("newer ", false);
-        assert_eq!(read(), ("known ".to_owned(), false));
-        telling.release();
-        assert_eq!(read(), ("new newer ".to_owned(), false));
-        telling.push("last", false);
-        assert_eq!(telling.end(), "known new newer last");
-        assert_eq!(read(), ("last".to_owned(), true));
+        let is_there = match next {
+            // What was read before is told again, from the journal or by the model.
+            NextRead::Again(bytes) => unread.text.is_char_boundary(bytes) || unread.ended,
+            NextRead::New => bytes > 0 || unread.ended,
+        };
+        if !is_there {
+            unread.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let end = unread.text.floor_char_boundary(bytes);
+        let rest = unread.text.split_off(end);
+        let text = std::mem::replace(&mut unread.text, rest);
+        drop(unread);
+        self.reads.made(text.len());
+        Poll::Ready(text)
     }
 }

@@ -1,6 +1,6 @@
 //! One host call, and what is known of it from before a restart.
 
-use super::{flight::Flying, record::Identity, replay::Place};
+use super::{flight::Flying, record::Identity, replay::{Place, Read}};
 use crate::Json;
 use skep_engine::{ModelDigest, TakenBack};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,6 +16,8 @@ pub(crate) struct Call {
     pub(super) number: u32,
     pub(super) identity: Identity,
     pub(super) past: Past,
+    /// What the guest read of its text before a restart.
+    pub(super) reads: Vec<Read>,
     /// Events that the caller was shown while it goes on.
     pub(super) shown: AtomicU32,
     /// Whether the journal has tokens of it.

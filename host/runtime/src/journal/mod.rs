@@ -16,6 +16,7 @@ mod clock;
 mod flight;
 mod numbers;
 mod random;
+mod reads;
 mod record;
 mod replay;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::Waits;
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
+pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::{Identity, SUMMARISE};
 pub(crate) use replay::Place;
 
@@ -198,7 +200,9 @@ impl Journal {
             return Err(Stopped);
         }
         let mut shown = 0;
-        let past = match inner.recorded.remove(&number) {
+        let mut recorded = inner.recorded.remove(&number);
+        let reads = recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.reads)).unwrap_or_default();
+        let past = match recorded {
             None => Past::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
                 let made = if before.name == identity.name {
@@ -222,6 +226,7 @@ impl Journal {
             number,
             identity,
             past,
+            reads,
             shown: AtomicU32::new(shown),
             is_journalled: AtomicBool::new(is_journalled),
             _flying: flying,

@@ -34,6 +34,8 @@ pub(super) enum Record {
     },
     /// A call that may not be made twice is about to be made.
     Dispatched { call: Identity },
+    /// The guest read so many bytes of the text of a generation, or with 0 its end, and how many calls it had made by then.
+    Read { call: Identity, bytes: usize, made: u32 },
     /// What a call came to, and how many calls the guest had made by then.
     Result {
         call: Identity,
@@ -74,7 +76,10 @@ impl Record {
         match self {
             Record::Tokens { text, .. } if !text.is_empty() => Some(RunEvent::Delta { text: text.clone() }),
             Record::Event(event) | Record::Shown { event, .. } => Some(event.clone()),
-            Record::Tokens { .. } | Record::Dispatched { .. } | Record::Result { .. } => None,
+            Record::Tokens { .. }
+            | Record::Dispatched { .. }
+            | Record::Read { .. }
+            | Record::Result { .. } => None,
         }
     }
 }

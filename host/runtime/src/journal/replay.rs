@@ -22,6 +22,8 @@ pub(super) struct Recorded {
     pub(super) dispatched: bool,
     /// What the caller was shown of it while it went on.
     pub(super) events: u32,
+    /// What the guest read of its text, one after the other.
+    pub(super) reads: Vec<Read>,
     pub(super) result: Option<Json>,
     /// How many results came before this one.
     pub(super) order: u32,
@@ -35,12 +37,21 @@ impl Recorded {
     }
 }
 
+/// A part of a text that the guest read, which has its place among the results.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) bytes: usize,
+    pub(super) order: u32,
+    pub(super) made: u32,
+}
+
 /// A journal as it was read.
 #[derive(Default)]
 pub(super) struct Replay {
     pub(super) calls: BTreeMap<u32, Recorded>,
     pub(super) shown: Vec<(u64, RunEvent)>,
     pub(super) last_position: u64,
+    /// Results, and parts of texts that were read.
     pub(super) results: u32,
 }
 
@@ -73,6 +84,12 @@ impl Replay {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.events += 1;
+                }
+                Record::Read { call, bytes, made } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.reads.push(Read { bytes, order: replay.results, made });
+                    replay.results += 1;
                 }
                 Record::Result { call, value, made } => {
                     let recorded = replay.calls.entry(record.call).or_default();

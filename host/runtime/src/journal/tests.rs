@@ -230,3 +230,46 @@ async fn a_result_waits_for_the_calls_that_were_made_before_it_came() {
     drop(sleep);
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
 }
+
+fn next(reads: &mut Reads) -> std::task::Poll<NextRead> {
+    reads.poll_next(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+#[tokio::test]
+async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_comes_last() {
+    use std::task::Poll::{Pending, Ready};
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let mut generation = journal.call(identity("generate", 1)).expect("live");
+    let mut reads = Reads::of(&journal, &mut generation);
+    assert_eq!(next(&mut reads), Ready(NextRead::New));
+    reads.made(3);
+    assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
+    reads.made(2);
+    let sleep = journal.begin(identity("sleep", 1)).await.expect("live");
+    journal.ended(&sleep, &(), Vec::new());
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let mut generation = journal.call(identity("generate", 1)).expect("recorded");
+    let mut reads = Reads::of(&journal, &mut generation);
+    assert_eq!(next(&mut reads), Ready(NextRead::Again(3)));
+    reads.made(3);
+    assert_eq!(next(&mut reads), Pending, "the clock was read before");
+    assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("recorded"), 7);
+    assert_eq!(next(&mut reads), Ready(NextRead::Again(2)));
+    reads.made(2);
+    assert_eq!(next(&mut reads), Pending, "what is new is read after everything that was recorded");
+    let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
+    drop(journal.recorded::<()>(&mut sleep).expect("readable").expect("it ended"));
+    assert_eq!(next(&mut reads), Ready(NextRead::New));
+    reads.made(1);
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let mut generation = journal.call(identity("generate", 1)).expect("recorded");
+    drop(Reads::of(&journal, &mut generation));
+    journal.immediate(identity("clock", 0), || 0).expect("recorded");
+    drop(journal.begin(identity("sleep", 1)).await.expect("recorded"));
+    journal.caught_up().await;
+}

@@ -32,7 +32,8 @@ impl Settlement {
             && let id = row.id.clone()
             && let Ok(Message::Here { invocation, .. }) = Message::read(row)
         {
-            let event = TurnEnding::of(&invocation, &id).failed(&services.outbox, error, settlement.failure.at_ms);
+            let event =
+                TurnEnding::of(&invocation, &id).failed(&services.outbox, error, settlement.failure.at_ms);
             settlement.failure.events.extend(services.outbox.with_room(event).await);
         }
         settlement

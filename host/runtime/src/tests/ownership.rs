@@ -115,7 +115,9 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
     };
     assert_eq!(code, "turn_lost");
     assert!(message.contains("failed 3 times"), "{message}");
-    let [failed] = &host.agents.events(None, 10).await.expect("listed")[..] else { panic!("it is told once") };
+    let [failed] = &host.agents.events(None, 10).await.expect("listed")[..] else {
+        panic!("it is told once")
+    };
     let data = failed.data.as_ref().expect("its data");
     assert_eq!((&failed.id, &data["error"]["code"]), (&spins, &json!("turn_lost")));
     until(async || (host.answer("watcher", "watch", "E").await.len() == 1).then_some(())).await;

@@ -80,9 +80,8 @@ async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
         for session in ["a", "b", "c"] {
             assert_eq!(alarms(&host, session).await, 1, "{at:?}: {session}");
         }
-        let is_next = |one: &ScheduleSummary| {
-            one.state == ScheduleState::Waiting && one.due_at_ms > clock.now_ms()
-        };
+        let is_next =
+            |one: &ScheduleSummary| one.state == ScheduleState::Waiting && one.due_at_ms > clock.now_ms();
         until(async || {
             // It may have been put off for longer than it takes to its next time.
             clock.advance(1_000);

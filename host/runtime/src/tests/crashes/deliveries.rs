@@ -201,7 +201,8 @@ impl Scenario for Batches {
     }
 
     async fn prepare(&self, host: &Host) {
-        let manifest = format!("{MANIFEST}\n[[trigger.event]]\ntopic = \"cf.workersAi.model.batch.*\"\nsession = \"b\"");
+        let manifest =
+            format!("{MANIFEST}\n[[trigger.event]]\ntopic = \"cf.workersAi.model.batch.*\"\nsession = \"b\"");
         host.deploy("doer", &manifest, doer(&self.0)).await.expect("valid");
     }
 

@@ -107,12 +107,7 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
 }
 
 /// One host after the other, each cut off but the last one. How many were, and what was told as interrupted.
-fn round<S: Scenario>(
-    scenario: &S,
-    models: &ModelSet,
-    prepared: &Path,
-    crashes: &[Crash],
-) -> (u32, usize) {
+fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes: &[Crash]) -> (u32, usize) {
     scenario.outside().forget();
     let (clock, mut told) = (Clock::at(START_MS), S::Told::default());
     let mut folder = copy_of(prepared);

@@ -28,7 +28,8 @@ async fn value_of(host: &Host, session: &str) -> Option<Vec<u8>> {
 
 /// Nothing of these is left.
 async fn nothing_is_half_done(host: &Host) {
-    let left = "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
+    let left =
+        "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
         + (SELECT COUNT(*) FROM state WHERE session NOT IN (SELECT key FROM sessions))
         + (SELECT COUNT(*) FROM agents WHERE deleted)";
     assert_eq!(host.store().count(left).await.expect("counted"), 0, "rows that nobody sees are left");
@@ -68,7 +69,10 @@ impl Scenario for Change {
     async fn prepare(&self, host: &Host) {
         host.deploy("count", "[sessions]\nttl_h = 1", counter()).await.expect("valid");
         if self.deed != Deed::Import {
-            host.agents.import_session("count", exported("s", b"old"), false).await.expect("there is none yet");
+            host.agents
+                .import_session("count", exported("s", b"old"), false)
+                .await
+                .expect("there is none yet");
         }
     }
 

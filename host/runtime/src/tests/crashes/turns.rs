@@ -91,8 +91,7 @@ impl Scenario for Unsure {
         let mut handle = match &told.turn_id {
             _ if !told.is_sent => {
                 told.is_sent = true;
-                let message =
-                    Invocation { detached: self.detached, ..invocation("doer", "s", "post") };
+                let message = Invocation { detached: self.detached, ..invocation("doer", "s", "post") };
                 host.agents.invoke(message).await.expect("taken")
             }
             Some(id) => host.agents.follow("doer", "s", id).await.expect("whoever knows it finds it"),
