@@ -102,7 +102,7 @@ mod tests {
     /// Work that goes on until the sender says something or is dropped.
     fn held() -> (mpsc::Sender<()>, impl FnOnce(&Cancel) + Send + 'static) {
         let (release, wait) = mpsc::channel::<()>();
-        (release, move |_: &Cancel| drop(wait.recv()))
+        (release, move |_: &Cancel| _ = wait.recv())
     }
 
     #[tokio::test]
@@ -140,7 +140,7 @@ mod tests {
                         std::thread::yield_now();
                     }
                     told.send(()).expect("the test waits");
-                    drop(wait.recv());
+                    let _ = wait.recv();
                 };
                 compute.run("a", work).await;
             }

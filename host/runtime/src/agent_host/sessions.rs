@@ -12,6 +12,7 @@ use crate::{
     portable::MAX_PORTABLE_BYTES,
     session::{Answer, Command, SessionKey, decode_conversation},
 };
+use skep_engine::Cancel;
 use skep_store::{ConversationRow, Existing, Fork, SessionRow};
 use tokio::sync::oneshot;
 
@@ -116,16 +117,20 @@ impl AgentHost {
         }
         let snapshot = store.session(agent, session).await?;
         let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;
-        let mut conversations = Vec::with_capacity(snapshot.conversations.len());
-        for row in &snapshot.conversations {
-            let StoredConversation { model, transcript } = readable(agent, session, row)?;
-            conversations.push(PortableConversation { name: row.name.clone(), model, transcript });
-        }
-        Ok(PortableSession {
-            summary: session_summary(snapshot.row),
-            state: snapshot.state.into_iter().collect(),
-            conversations,
-        })
+        let (agent, tenant, session) = (agent.to_owned(), tenant_of(session), session.to_owned());
+        let read = move |_: &Cancel| {
+            let mut conversations = Vec::with_capacity(snapshot.conversations.len());
+            for row in &snapshot.conversations {
+                let StoredConversation { model, transcript } = readable(&agent, &session, row)?;
+                conversations.push(PortableConversation { name: row.name.clone(), model, transcript });
+            }
+            Ok(PortableSession {
+                summary: session_summary(snapshot.row),
+                state: snapshot.state.into_iter().collect(),
+                conversations,
+            })
+        };
+        self.compute().run(tenant, read).await
     }
 
     /// Begins a session as what was exported, under the id that the export has. One that is there is refused, or replaced
@@ -138,7 +143,12 @@ impl AgentHost {
     ) -> Result<SessionSummary, RuntimeError> {
         let services = &self.inner.services;
         let limits = services.agent(agent)?.limits;
-        let snapshot = Box::new(export.into_snapshot(&limits, services.models.set(), now_ms())?);
+        let tenant = tenant_of(&export.summary.id).to_owned();
+        let tenant = tenant.as_str();
+        let models = services.models.set().clone();
+        let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms());
+        // Each of its tokens is looked at.
+        let snapshot = Box::new(services.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
         match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?
