@@ -201,6 +201,15 @@ pub struct RuntimeConfig {
     /// Messages that may wait for one session.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub mailbox: Option<usize>,
+    /// Bytes of messages that wait or whose turns run, of all tenants.
+    #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
+    pub max_waiting_bytes: Option<usize>,
+    /// The same of one tenant.
+    #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
+    pub max_waiting_bytes_per_tenant: Option<usize>,
+    /// The same of one session.
+    #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
+    pub max_waiting_bytes_per_session: Option<usize>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -283,6 +292,10 @@ impl Config {
         set(&mut options.runtime.disk_warning_bytes, &self.runtime.disk_warning_bytes);
         set(&mut options.runtime.stack_kb, &self.runtime.stack_kb);
         set(&mut options.runtime.mailbox, &self.runtime.mailbox);
+        let waiting = &mut options.runtime.waiting_bytes;
+        set(&mut waiting.host, &self.runtime.max_waiting_bytes);
+        set(&mut waiting.tenant, &self.runtime.max_waiting_bytes_per_tenant);
+        set(&mut waiting.session, &self.runtime.max_waiting_bytes_per_session);
         self.http.apply(&mut options.gateway)?;
         self.auth.apply(&mut options.auth);
         self.ai.apply(options);

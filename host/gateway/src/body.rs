@@ -1,27 +1,81 @@
 //! Bodies: JSON that says where it is wrong, in the shape of all other errors.
 
-use crate::{ApiError, Gateway};
+use crate::{ApiError, Gateway, access::Caller, openai::fields::Fields, routes::apart};
 use axum::{
     body::Bytes,
     extract::{FromRequest, Request},
     http::{StatusCode, header},
 };
 use serde::de::DeserializeOwned;
+use skep_engine::Cancel;
 use std::time::Duration;
 
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Values of a body whose fields are taken one by one: each takes dozens of bytes of memory.
+const MAX_VALUES: usize = 1 << 20;
 
 /// A JSON body. The content type is not looked at: many clients leave it out.
 pub(crate) struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<Gateway> for JsonBody<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
+        let tenant = tenant(&request);
         let bytes = read(request, gateway).await?;
-        parse(&bytes).map(JsonBody)
+        apart(gateway, &tenant, bytes.len(), move |_| parse(&bytes).map(JsonBody)).await
     }
+}
+
+/// What is made of the fields of a body.
+pub(crate) trait FromFields: Send + Sized + 'static {
+    fn read(fields: Fields) -> Result<Self, ApiError>;
+}
+
+/// A body whose fields are taken one by one.
+pub(crate) struct FieldsBody<T>(pub T);
+
+impl<T: FromFields> FromRequest<Gateway> for FieldsBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
+        let tenant = tenant(&request);
+        let bytes = read(request, gateway).await?;
+        let take = move |_: &Cancel| parse_fields(&bytes).and_then(T::read).map(FieldsBody);
+        apart(gateway, &tenant, bytes.len(), take).await
+    }
+}
+
+/// Whose places the body of a request is read in.
+pub(crate) fn tenant(request: &Request) -> String {
+    let caller = request.extensions().get::<Caller>();
+    caller.map_or_else(String::new, |caller| caller.tenant.to_string())
+}
+
+/// Parses a body whose fields are taken one by one.
+pub(crate) fn parse_fields(bytes: &[u8]) -> Result<Fields, ApiError> {
+    // One with fewer bytes has fewer values.
+    if bytes.len() > MAX_VALUES && values(bytes) > MAX_VALUES {
+        let message = format!("the body has more than {MAX_VALUES} values; send it in several requests");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
+    }
+    parse(bytes)
+}
+
+/// About how many values JSON has: they are parted by commas, and the first of a list or an object follows its bracket.
+fn values(json: &[u8]) -> usize {
+    let (mut in_string, mut escaped, mut values) = (false, false, 1);
+    for byte in json {
+        match (in_string, escaped, byte) {
+            (true, true, _) => escaped = false,
+            (true, false, b'\\') => escaped = true,
+            (_, _, b'"') => in_string = !in_string,
+            (false, _, b',' | b'[' | b'{') => values += 1,
+            _ => {}
+        }
+    }
+    values
 }
 
 /// The bytes of a body, or why there are none.
@@ -133,6 +187,15 @@ mod tests {
             let error = parse::<Shape>(body.as_bytes()).unwrap_err().body();
             assert_eq!(error["error"]["message"], expected);
         }
+    }
+
+    #[test]
+    fn a_body_of_too_many_values_is_refused_before_they_are_made() {
+        assert_eq!(values(br#"{"a": [1, "b,[\",", 3], "c": {}}"#), 6);
+        let list = format!("{{\"prompt\": [{}0]}}", "0,".repeat(MAX_VALUES));
+        assert_eq!(parse_fields(list.as_bytes()).unwrap_err().body()["error"]["code"], "body_too_large");
+        let text = format!("{{\"prompt\": \"{}\"}}", ",".repeat(MAX_VALUES * 2));
+        assert!(parse_fields(text.as_bytes()).is_ok());
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) use services::{Active, OPERATOR, Services};
 pub(crate) use turns::OWN_KEY;
 
 use crate::{
-    AgentDetail, AgentSummary, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
+    AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
     RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, capability::log::now_ms,
     courier::Courier, session::Sessions,
 };
@@ -192,6 +192,11 @@ impl AgentHost {
     /// The API keys of this host.
     pub fn keys(&self) -> &KeyRing {
         &self.inner.keys
+    }
+
+    /// Where work is done that takes long.
+    pub fn compute(&self) -> &Compute {
+        &self.inner.services.compute
     }
 
     pub fn models(&self) -> &ModelSet {

@@ -71,6 +71,19 @@ impl Compute {
         }
     }
 
+    /// Does the work at once if it is quick, and otherwise on another thread.
+    pub async fn run_unless<T: Send + 'static>(
+        &self,
+        is_quick: bool,
+        tenant: &str,
+        work: impl FnOnce(&Cancel) -> T + Send + 'static,
+    ) -> T {
+        match is_quick {
+            true => work(&Cancel::default()),
+            false => self.run(tenant, work).await,
+        }
+    }
+
     fn of_tenant(&self, tenant: &str) -> Arc<Semaphore> {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         if tenants.len() > MAX_IDLE_TENANTS {
@@ -102,7 +115,7 @@ mod tests {
     /// Work that goes on until the sender says something or is dropped.
     fn held() -> (mpsc::Sender<()>, impl FnOnce(&Cancel) + Send + 'static) {
         let (release, wait) = mpsc::channel::<()>();
-        (release, move |_: &Cancel| drop(wait.recv()))
+        (release, move |_: &Cancel| _ = wait.recv())
     }
 
     #[tokio::test]
@@ -140,7 +153,7 @@ mod tests {
                         std::thread::yield_now();
                     }
                     told.send(()).expect("the test waits");
-                    drop(wait.recv());
+                    let _ = wait.recv();
                 };
                 compute.run("a", work).await;
             }

@@ -6,7 +6,7 @@ use crate::{
 };
 use skep_engine::{ModelDigest, ModelSet, chat::Transcript};
 use skep_store::{ConversationRow, SessionRow, SessionSnapshot};
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 /// Of a session that is exported: its state and conversations.
 pub(crate) const MAX_PORTABLE_BYTES: u64 = 32 << 20;
@@ -32,7 +32,7 @@ pub struct PortableConversation {
 
 impl PortableSession {
     /// The rows of this session, as if its last turn had been committed at `now_ms`.
-    pub(crate) async fn into_snapshot(
+    pub(crate) fn into_snapshot(
         self,
         limits: &Limits,
         models: &ModelSet,
@@ -61,7 +61,7 @@ impl PortableSession {
                 false => transcript.forget_tokens(),
             }
             let stored = StoredConversation { model, digest: Some(info.digest.clone()), transcript };
-            rows.insert(name.clone(), Arc::new(stored).encode(name).await?);
+            rows.insert(name.clone(), stored.row(&name)?);
         }
         let state: usize = self.state.iter().map(|(key, value)| key.len() + value.len()).sum();
         let conversations: usize = rows.values().map(|row| row.body.len()).sum();

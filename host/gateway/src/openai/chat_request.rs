@@ -152,6 +152,11 @@ impl ChatBody {
         })
     }
 
+    /// Whether a constraint is compiled for the answer.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.output.is_some() || !self.tools.is_empty()
+    }
+
     /// Whether the answer is to be JSON.
     pub(crate) fn wants_json(&self) -> bool {
         let constraint = self.output.as_ref().map(|form| &form.constraint);

@@ -1,5 +1,6 @@
 //! Batches of Workers AI: queued and fetched at `/ai/run/{model}`, looked at and cancelled at `/ai/batches/{id}`.
 
+use super::apart;
 use crate::{
     ApiError, Gateway,
     access::Caller,
@@ -13,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
+use skep_engine::Cancel;
 use skep_runtime::{AGENT_MODEL, BatchItem, NewBatch};
 
 /// Stores the requests of a body of this size: those under `requests`, or the body itself.
@@ -30,14 +32,15 @@ pub(super) async fn queue(
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     let is_for_agent = model.starts_with(AGENT_MODEL);
-    let items = match fields.take::<Vec<Fields>>("requests")? {
+    let read = move |_: &Cancel| match fields.take::<Vec<Fields>>("requests")? {
         Some(requests) => requests
             .into_iter()
             .enumerate()
             .map(|(index, fields)| batch::item(fields, is_for_agent).map_err(|error| batch::at(index, error)))
-            .collect::<Result<Vec<BatchItem>, ApiError>>()?,
-        None => vec![batch::item(fields, is_for_agent)?],
+            .collect::<Result<Vec<BatchItem>, ApiError>>(),
+        None => Ok(vec![batch::item(fields, is_for_agent)?]),
     };
+    let items = apart(gateway, caller.tenant.as_str(), body_bytes, read).await?;
     let batch = NewBatch { principal: caller.tenant.into(), model, items };
     let status = gateway.host.queue_batch(batch).await?;
     Ok(Json(success(batch::standing(&status))).into_response())

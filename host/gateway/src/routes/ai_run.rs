@@ -1,11 +1,10 @@
 //! `/ai/run/{model}`: inference as Workers AI has it, answered in its schema or in OpenAI's, at once or from a queue.
 
-use super::{ai_batches, chat_completions::Begun};
+use super::{ai_batches, apart, chat_completions::Begun};
 use crate::{
     ApiError, Gateway,
     access::Caller,
     body, headers,
-    openai::fields::Fields,
     sse,
     workers_ai::{
         failure::Failure,
@@ -22,8 +21,9 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::Deserialize;
-use skep_engine::{Engine, EngineError, Priority, chat::ChatEvent};
+use skep_engine::{Cancel, Engine, EngineError, Priority, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
+use std::sync::Arc;
 
 /// Options that may stand in the query or in the body's `options`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -61,7 +61,8 @@ pub(crate) async fn run(
     })?;
     let model = model_of(&gateway, &model)?;
     let bytes = body::read(request, &gateway).await?;
-    let mut fields: Fields = body::parse(&bytes)?;
+    let (tenant, size) = (caller.tenant.to_string(), bytes.len());
+    let mut fields = apart(&gateway, &tenant, size, move |_| body::parse_fields(&bytes)).await?;
     let in_body = fields.take::<RunOptions>("options")?.unwrap_or_default();
     let mut asks_for = |name: &str| fields.take(name).map(|asked| asked.unwrap_or(false));
     let at_top =
@@ -71,7 +72,7 @@ pub(crate) async fn run(
         return Ok(ai_batches::fetch(&gateway, &caller, model.name(), &id).await?);
     }
     if options.iter().any(|options| options.queue_request) {
-        return Ok(ai_batches::queue(&gateway, caller, model.name().to_owned(), fields, bytes.len()).await?);
+        return Ok(ai_batches::queue(&gateway, caller, model.name().to_owned(), fields, size).await?);
     }
     if fields.has("requests") {
         let message = "several `requests` are a batch: add ?queueRequest=true to the address";
@@ -89,14 +90,15 @@ pub(crate) async fn run(
             return Err(ApiError::new(StatusCode::BAD_REQUEST, "model_not_found", message).into());
         }
     };
-    let RunRequest { schema, body } = RunRequest::read(fields)?;
+    let read = move |_: &Cancel| RunRequest::read(fields);
+    let RunRequest { schema, body } = apart(&gateway, &tenant, size, read).await?;
+    let body = Arc::new(body);
     let rejects_if_busy = options.iter().any(|options| options.reject_if_busy);
     if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let budget = gateway.host.tenant_budget(caller.tenant.as_str()).map_err(ApiError::from)?;
     let begun =
-        Begun::start(engine, headers::affinity(&headers, &caller)?, &budget, caller.spent(), &body).await?;
+        Begun::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
     let warnings = begun.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => begun.stream(body.parameters.streams_usage()),

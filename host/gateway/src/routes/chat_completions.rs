@@ -3,11 +3,11 @@
 use crate::{
     ApiError, Gateway,
     access::Caller,
-    body::JsonBody,
+    body::{FieldsBody, FromFields},
     headers,
     metered::Metered,
     openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
-    routes::{QUICK_TEXT_BYTES, apart, messages::run_events},
+    routes::{LONG, apart, messages::run_events},
     spent::Spent,
     sse::{self, Message, Step, Writer},
 };
@@ -20,22 +20,28 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use skep_engine::{
-    Affinity, Engine, EngineError, Priority, TokenLogprob, Usage,
+    Affinity, Cancel, Engine, EngineError, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, TenantBudget};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
 
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    JsonBody(fields): JsonBody<Fields>,
+    FieldsBody(body): FieldsBody<ChatBody>,
 ) -> Result<Response, ApiError> {
-    let body = ChatBody::read(fields)?;
+    let body = Arc::new(body);
     match body.parameters.model.as_deref().and_then(|model| model.strip_prefix("agent:")) {
         Some(agent) => with_agent(&gateway, caller, agent, &headers, &body).await,
         None => with_model(&gateway, &caller, &headers, &body).await,
+    }
+}
+
+impl FromFields for ChatBody {
+    fn read(fields: Fields) -> Result<Self, ApiError> {
+        ChatBody::read(fields)
     }
 }
 
@@ -49,13 +55,11 @@ async fn with_model(
     gateway: &Gateway,
     caller: &Caller,
     headers: &HeaderMap,
-    body: &ChatBody,
+    body: &Arc<ChatBody>,
 ) -> Result<Response, ApiError> {
     caller.may_reach_models()?;
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
-    let begun =
-        Begun::start(engine, headers::affinity(headers, caller)?, &budget, caller.spent(), body).await?;
+    let begun = Begun::start(gateway, caller, engine, headers::affinity(headers, caller)?, body).await?;
     let warnings = begun.warnings.clone();
     let response = match body.parameters.streams() {
         true => begun.stream(body.parameters.streams_usage()),
@@ -77,27 +81,30 @@ pub(super) struct Begun {
 
 impl Begun {
     pub(super) async fn start(
+        gateway: &Gateway,
+        caller: &Caller,
         engine: Engine,
         affinity: Affinity,
-        budget: &TenantBudget,
-        spent: &Spent,
-        body: &ChatBody,
+        body: &Arc<ChatBody>,
     ) -> Result<Begun, ApiError> {
-        let messages = body.messages()?;
-        let options = (0..body.parameters.choices()?).map(|choice| body.options(choice, &affinity));
-        let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
-        let wants_logprobs = options[0].top_logprobs.is_some();
-        let is_quick = body.text_bytes() <= QUICK_TEXT_BYTES
-            && options[0].output.is_none()
-            && options[0].tools.is_empty();
-        let (started, form_field) = (engine.clone(), body.form_field());
-        let choices = apart(is_quick, move || {
-            let chats = options.into_iter().map(|options| chat(&started, &messages, options));
-            chats
-                .collect::<Result<Vec<ChatStream>, EngineError>>()
-                .map_err(|error| ApiError::of_request(error, form_field))
-        })
-        .await?;
+        let (tenant, spent) = (caller.tenant.as_str(), caller.spent());
+        let budget = gateway.host.tenant_budget(tenant)?;
+        let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
+        let (started, asked) = (engine.clone(), body.clone());
+        let begin = move |cancel: &Cancel| {
+            let messages = asked.messages()?;
+            let options = (0..asked.parameters.choices()?).map(|choice| asked.options(choice, &affinity));
+            let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
+            let wants_logprobs = options[0].top_logprobs.is_some();
+            let chats = options.into_iter().map(|options| {
+                let options = ChatOptions { cancel: cancel.clone(), ..options };
+                chat(&started, &messages, options)
+            });
+            let chats = chats.collect::<Result<Vec<ChatStream>, EngineError>>();
+            let chats = chats.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
+            Ok((chats, wants_logprobs))
+        };
+        let (choices, wants_logprobs) = apart(gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].warnings().clone();
         let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
         let mut choices: Vec<_> = metered.collect();
@@ -256,11 +263,13 @@ async fn with_agent(
     caller: Caller,
     agent: &str,
     headers: &HeaderMap,
-    body: &ChatBody,
+    body: &Arc<ChatBody>,
 ) -> Result<Response, ApiError> {
     caller.may_reach(agent)?;
     body.refuse_for_agent()?;
-    let text = body.last_user_text()?;
+    let asked = body.clone();
+    let take = move |_: &Cancel| asked.last_user_text();
+    let text = apart(gateway, caller.tenant.as_str(), body.text_bytes(), take).await?;
     if text.is_empty() {
         return Err(ApiError::parameter("messages", "the last user message is empty; an agent needs a text"));
     }

@@ -3,7 +3,7 @@
 use crate::{
     ApiError, Gateway,
     access::Caller,
-    body::JsonBody,
+    body::{FieldsBody, FromFields},
     headers,
     metered::Metered,
     openai::{
@@ -14,7 +14,7 @@ use crate::{
         response_format::{self, Form},
         usage_json,
     },
-    routes::{QUICK_TEXT_BYTES, apart, chat_completions::engine_of},
+    routes::{LONG, apart, chat_completions::engine_of},
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -27,7 +27,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_engine::{
-    Affinity, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
+    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
     chat::encode_prompt,
 };
 
@@ -60,18 +60,17 @@ pub(crate) async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    JsonBody(fields): JsonBody<Fields>,
+    FieldsBody(body): FieldsBody<CompletionBody>,
 ) -> Result<Response, ApiError> {
-    let body = CompletionBody::read(fields)?;
     let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
     let affinity = headers::affinity(&headers, &caller)?;
     let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
-    let (started, is_quick) = (engine.clone(), body.is_quick());
-    let (body, choices) = apart(is_quick, move || {
-        let choices = body.start(&started, &affinity)?;
+    let (started, bytes) = (engine.clone(), body.bytes());
+    let begin = move |cancel: &Cancel| {
+        let choices = body.start(&started, &affinity, cancel)?;
         Ok((body, choices))
-    })
-    .await?;
+    };
+    let (body, choices) = apart(&gateway, caller.tenant.as_str(), bytes, begin).await?;
     let warnings = choices[0].1.warnings().clone();
     let metered = choices
         .into_iter()
@@ -96,7 +95,7 @@ pub(crate) async fn create(
     Ok(headers::warned(Json(answer).into_response(), &warnings))
 }
 
-impl CompletionBody {
+impl FromFields for CompletionBody {
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(&[
             ("suffix", "put everything into the prompt"),
@@ -110,18 +109,27 @@ impl CompletionBody {
             parameters: Parameters::take(&mut fields)?,
         })
     }
+}
 
-    fn is_quick(&self) -> bool {
-        let text_bytes = match &self.prompt {
+impl CompletionBody {
+    /// What is encoded, unless a constraint has to be compiled.
+    fn bytes(&self) -> usize {
+        match &self.prompt {
+            _ if self.output.is_some() => LONG,
             Prompt::Text(text) => text.len(),
             Prompt::Texts(texts) => texts.iter().map(String::len).sum(),
-            Prompt::Ids(_) | Prompt::IdLists(_) => 0,
-        };
-        self.output.is_none() && text_bytes <= QUICK_TEXT_BYTES
+            Prompt::Ids(ids) => size_of_val(&ids[..]),
+            Prompt::IdLists(lists) => lists.iter().map(|ids| size_of_val(&ids[..])).sum(),
+        }
     }
 
-    fn start(&self, engine: &Engine, affinity: &Affinity) -> Result<Vec<(Choice, TokenStream)>, ApiError> {
-        let (prompts, per_prompt) = (self.prompts(engine)?, self.parameters.choices()?);
+    fn start(
+        &self,
+        engine: &Engine,
+        affinity: &Affinity,
+        cancel: &Cancel,
+    ) -> Result<Vec<(Choice, TokenStream)>, ApiError> {
+        let (prompts, per_prompt) = (self.prompts(engine, cancel)?, self.parameters.choices()?);
         let mut choices = Vec::new();
         for prompt in &prompts {
             for choice in 0..per_prompt {
@@ -137,8 +145,8 @@ impl CompletionBody {
         Ok(choices)
     }
 
-    fn prompts(&self, engine: &Engine) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |text: &String| encode_prompt(engine, text);
+    fn prompts(&self, engine: &Engine, cancel: &Cancel) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |text: &String| encode_prompt(engine, text, cancel);
         let prompts = match &self.prompt {
             Prompt::Text(text) => vec![encode(text)?],
             Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => {

@@ -1,6 +1,6 @@
 //! `/v1/events`: something that happened, as a plain object or as a CloudEvent in structured JSON.
 
-use super::page_limit;
+use super::{apart, page_limit};
 use crate::{ApiError, Gateway, access::Caller, body};
 use axum::{
     Json,
@@ -9,6 +9,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use skep_engine::Cancel;
 use skep_runtime::{Event, EventSummary, unix_ms};
 
 /// Of events that do not say where they come from.
@@ -59,14 +60,16 @@ pub(crate) async fn publish(
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let principal = caller.tenant.to_string();
     let bytes = body::read(request, &gateway).await?;
-    let mut event = match body::parse::<Envelope>(&bytes)?.specversion {
-        None => plain(body::parse(&bytes)?, principal)?,
-        Some(version) if version == SPECIFICATION => cloud(body::parse(&bytes)?, principal)?,
+    let size = bytes.len();
+    let read = move |_: &Cancel| match body::parse::<Envelope>(&bytes)?.specversion {
+        None => plain(body::parse(&bytes)?, principal),
+        Some(version) if version == SPECIFICATION => cloud(body::parse(&bytes)?, principal),
         Some(version) => {
             let message = format!("specversion is {version:?}; CloudEvents {SPECIFICATION} are taken");
-            return Err(ApiError::parameter("specversion", message));
+            Err(ApiError::parameter("specversion", message))
         }
     };
+    let mut event = apart(&gateway, caller.tenant.as_str(), size, read).await?;
     // Ids are unique in a source, and no tenant may use up those of another.
     if !caller.tenant.is_local() {
         event.source = format!("{}/{}", caller.tenant, event.source);

@@ -23,11 +23,10 @@ pub(crate) mod turns;
 pub(crate) mod versions;
 pub(crate) mod webhooks;
 
-use crate::ApiError;
-use axum::http::StatusCode;
+use crate::{ApiError, Gateway};
+use skep_engine::Cancel;
+use skep_runtime::QUICK_BYTES;
 
-/// Up to this much text is encoded at once, in about a millisecond; more of it somewhere else.
-const QUICK_TEXT_BYTES: usize = 16 << 10;
 const MAX_PAGE: u32 = 1000;
 
 /// How many rows a listing gives: what was asked for, within bounds.
@@ -38,16 +37,19 @@ fn page_limit(asked: Option<u32>) -> Result<u32, ApiError> {
     }
 }
 
-/// Does work that may take long on a thread where no other request waits for it.
-async fn apart<T: Send + 'static>(
-    is_quick: bool,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+/// Does work for a tenant about so many bytes: where no other request waits for it, if it may take long. A client that goes
+/// away gives it up.
+pub(crate) async fn apart<T: Send + 'static>(
+    gateway: &Gateway,
+    tenant: &str,
+    bytes: usize,
+    work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if is_quick {
-        return work();
+    match bytes <= QUICK_BYTES {
+        true => work(&Cancel::default()),
+        false => gateway.host.compute().run(tenant, work).await,
     }
-    let failed =
-        |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed on this request");
-    let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(failed)?
 }
+
+/// Stands for work that takes long whatever it is about.
+const LONG: usize = usize::MAX;

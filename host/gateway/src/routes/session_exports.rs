@@ -3,7 +3,7 @@
 //! The document has a version of its own. It holds what a session needs to go on token for token: state, messages, and
 //! the tokens that the model saw and produced. An import is checked as a whole before anything of it is written.
 
-use super::sessions::created;
+use super::{LONG, sessions::created};
 use crate::{ApiError, Gateway, body};
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use skep_engine::{ModelDigest, chat::Transcript};
-use skep_runtime::{PortableConversation, PortableSession, SessionSummary};
+use skep_runtime::{PortableConversation, PortableSession, SessionSummary, tenant_of};
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// Of a document that is imported. A session that can be exported fits.
@@ -72,6 +72,7 @@ pub(crate) async fn export(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
+    let full = session.clone();
     let PortableSession { summary, state, conversations } =
         gateway.host.export_session(&agent, &session).await?;
     let document = Document {
@@ -85,7 +86,7 @@ pub(crate) async fn export(
         state: state.into_iter().map(|(key, value)| (key, Base64(value))).collect(),
         conversations: conversations.into_iter().map(Conversation::from).collect(),
     };
-    super::apart(false, move || Ok(Json(document).into_response())).await
+    super::apart(&gateway, tenant_of(&full), LONG, move |_| Ok(Json(document).into_response())).await
 }
 
 /// The ids in the path count: a document may be imported under another name and, if that is said, into another agent.
@@ -96,7 +97,7 @@ pub(crate) async fn import(
     request: Request,
 ) -> Result<Response, ApiError> {
     let bytes = body::read_within(MAX_BYTES, request, &gateway).await?;
-    let (exported_from, export) = super::apart(false, move || read(&bytes, session)).await?;
+    let (exported_from, export) = super::apart(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
     if exported_from != agent && !query.from_other_agent {
         let exported_from: String = exported_from.chars().take(80).collect();
         let message = format!(

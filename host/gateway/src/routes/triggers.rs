@@ -1,6 +1,6 @@
 //! The routes that agents' manifests name, and 404 for everything else.
 
-use super::messages;
+use super::{apart, messages};
 use crate::{ApiError, Gateway, access::Caller, body, headers};
 use axum::{
     extract::{Request, State},
@@ -11,7 +11,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
-use skep_engine::Priority;
+use skep_engine::{Cancel, Priority};
 use skep_runtime::{HttpOrigin, Invocation, Json, Origin};
 use std::fmt;
 
@@ -47,9 +47,13 @@ pub(crate) async fn run(
     };
     let headers = parts.headers.clone();
     let bytes = body::read(Request::from_parts(parts, body), &gateway).await?;
+    let size = bytes.len();
     let (text, data) = if is_json {
-        let data: Json = body::parse(&bytes)?;
-        (text_of(&data), Some(data))
+        let read = move |_: &Cancel| {
+            let data: Json = body::parse(&bytes)?;
+            Ok((text_of(&data), Some(data)))
+        };
+        apart(&gateway, caller.tenant.as_str(), size, read).await?
     } else {
         let text = String::from_utf8(bytes.into()).map_err(|_| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", "the body is neither JSON nor UTF-8 text")

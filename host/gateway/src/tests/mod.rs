@@ -9,6 +9,7 @@ mod connections;
 mod drain;
 mod events;
 mod fixture;
+mod heavy;
 mod mcp;
 mod mcp_servers;
 mod rates;

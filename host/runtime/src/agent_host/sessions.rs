@@ -8,12 +8,12 @@ use crate::{
     ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail, SessionId,
     SessionSummary, Tenant,
     access::{plain_session, tenant_of},
-    capability::{StoredConversation, log::now_ms},
+    capability::{StoredConversation, is_quick_conversation, log::now_ms},
     portable::MAX_PORTABLE_BYTES,
     session::{Answer, Command, SessionKey},
 };
-use skep_engine::{Usage, chat::ChatMessage};
-use skep_store::{ConversationOutline, Existing, Fork, SessionRow};
+use skep_engine::{Cancel, Usage, chat::ChatMessage};
+use skep_store::{ConversationOutline, ConversationRow, Existing, Fork, SessionRow};
 use tokio::sync::oneshot;
 
 /// Text of one page of messages; a page has at least one message.
@@ -47,7 +47,7 @@ impl AgentHost {
             // It may have been deleted meanwhile.
             let Some(row) = store.conversation(agent, session, &name).await? else { continue };
             let bytes = row.body.len() as u64;
-            let StoredConversation { model, transcript, .. } = StoredConversation::decode(row).await?;
+            let StoredConversation { model, transcript, .. } = self.read_conversation(session, row).await?;
             let messages = transcript.messages();
             has_more |= page.add(messages) < messages.len();
             usage.add(&transcript.usage());
@@ -83,7 +83,7 @@ impl AgentHost {
             let name = conversation.chars().take(80).collect();
             return Err(RuntimeError::ConversationNotFound { agent, session, name, known });
         };
-        let stored = StoredConversation::decode(row).await?;
+        let stored = self.read_conversation(session, row).await?;
         let messages = stored.transcript.messages();
         let skipped = usize::try_from(after).unwrap_or(usize::MAX).min(messages.len());
         let mut page = Page::of(limit.min(MAX_PAGE));
@@ -124,17 +124,20 @@ impl AgentHost {
         }
         let snapshot = store.session(agent, session).await?;
         let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;
-        let mut conversations = Vec::with_capacity(snapshot.conversations.len());
-        for row in snapshot.conversations {
-            let name = row.name.clone();
-            let StoredConversation { model, digest, transcript } = StoredConversation::decode(row).await?;
-            conversations.push(PortableConversation { name, model, digest, transcript });
-        }
-        Ok(PortableSession {
-            summary: session_summary(snapshot.row),
-            state: snapshot.state.into_iter().collect(),
-            conversations,
-        })
+        let tenant = tenant_of(session);
+        let read = move |_: &Cancel| {
+            let mut conversations = Vec::with_capacity(snapshot.conversations.len());
+            for row in &snapshot.conversations {
+                let StoredConversation { model, digest, transcript } = StoredConversation::read(row)?;
+                conversations.push(PortableConversation { name: row.name.clone(), model, digest, transcript });
+            }
+            Ok(PortableSession {
+                summary: session_summary(snapshot.row),
+                state: snapshot.state.into_iter().collect(),
+                conversations,
+            })
+        };
+        self.compute().run(tenant, read).await
     }
 
     /// Begins a session as what was exported, under the id that the export has. One that is there is refused, or replaced
@@ -147,7 +150,12 @@ impl AgentHost {
     ) -> Result<SessionSummary, RuntimeError> {
         let services = &self.inner.services;
         let limits = services.agent(agent)?.limits;
-        let snapshot = Box::new(export.into_snapshot(&limits, services.models.set(), now_ms()).await?);
+        let tenant = tenant_of(&export.summary.id).to_owned();
+        let tenant = tenant.as_str();
+        let models = services.models.set().clone();
+        let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms());
+        // Each of its tokens is looked at.
+        let snapshot = Box::new(services.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
         match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?
@@ -163,6 +171,16 @@ impl AgentHost {
             true => Ok(()),
             false => Err(session_not_found(agent, session)),
         }
+    }
+
+    async fn read_conversation(
+        &self,
+        session: &str,
+        row: ConversationRow,
+    ) -> Result<StoredConversation, RuntimeError> {
+        let is_quick = is_quick_conversation(row.body.len());
+        let read = move |_: &Cancel| StoredConversation::read(&row);
+        self.compute().run_unless(is_quick, tenant_of(session), read).await
     }
 
     /// As a fault in the host would have it.

@@ -3,7 +3,7 @@
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
 use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in, agent_host::OWN_KEY};
 use skep_engine::{
-    Affinity, EngineError, Priority,
+    Affinity, Cancel, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
 };
 use skep_store::TakenItem;
@@ -43,10 +43,10 @@ pub(super) async fn run(
                 ..*options
             };
             // Rendering and encoding a long prompt takes long.
-            let started = tokio::task::spawn_blocking(move || chat(&engine, &messages, options));
-            let chat = started.await.map_err(|_panicked| RuntimeError::Internal {
-                message: "beginning a request of a batch panicked".to_owned(),
-            })??;
+            let begin = move |cancel: &Cancel| {
+                chat(&engine, &messages, ChatOptions { cancel: cancel.clone(), ..options })
+            };
+            let chat = host.compute().run(&item.principal, begin).await?;
             let _ = begun.send(());
             let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
             tokens.produced(usage.produced_tokens());

@@ -139,10 +139,7 @@ impl Turn {
         is_quick: bool,
         work: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> T {
-        match is_quick {
-            true => work(&Cancel::default()),
-            false => self.tools.services.compute.run(&self.affinity.tenant, work).await,
-        }
+        self.tools.services.compute.run_unless(is_quick, &self.affinity.tenant, work).await
     }
 
     /// The engine of a model that the agent may use; without a name, of its own.

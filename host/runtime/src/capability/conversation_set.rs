@@ -8,10 +8,10 @@ use super::{
     conversation::{Conversation, ModelChange},
     session_room::SessionRoom,
 };
-use crate::{RuntimeError, bindings::types::Error, session::SessionKey};
+use crate::{RuntimeError, bindings::types::Error, compute::Compute, session::SessionKey};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    Engine, ModelDigest,
+    Cancel, Engine, ModelDigest,
     chat::{ChatMessage, Transcript},
 };
 use skep_store::{ConversationOutline, ConversationRow, Store};
@@ -21,8 +21,7 @@ const MAX_CONVERSATIONS: usize = 64;
 const MAX_NAME_BYTES: usize = 128;
 pub(super) const MAX_MESSAGES: usize = 10_000;
 pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
-/// What is larger is read and written on a thread where nobody else waits.
-const LARGE_BYTES: usize = 128 << 10;
+const QUICK_BYTES: usize = 256 << 10;
 
 /// A conversation between turns.
 #[derive(Clone, Serialize, Deserialize)]
@@ -66,22 +65,24 @@ pub(crate) struct TurnConversations {
 }
 
 impl StoredConversation {
-    pub(crate) async fn decode(row: ConversationRow) -> Result<Self, RuntimeError> {
-        let ConversationRow { name, body, .. } = row;
-        let decoded = beside(body.len(), move || serde_json::from_slice(&body)).await;
-        decoded.map_err(|error| RuntimeError::Internal {
-            message: format!("conversation {name:?} is unreadable: {error}"),
+    pub(crate) fn read(row: &ConversationRow) -> Result<Self, RuntimeError> {
+        serde_json::from_slice(&row.body).map_err(|error| RuntimeError::Internal {
+            message: format!("conversation {:?} is unreadable: {error}", row.name),
         })
     }
 
-    pub(crate) async fn encode(self: Arc<Self>, name: String) -> Result<ConversationRow, RuntimeError> {
-        let (model, digest) = (self.model.clone(), self.digest.as_ref().map(ModelDigest::to_string));
-        let encoded = beside(self.transcript.bytes(), move || serde_json::to_vec(&self)).await;
-        let body = encoded.map_err(|error| RuntimeError::Internal {
+    pub(crate) fn row(&self, name: &str) -> Result<ConversationRow, RuntimeError> {
+        let body = serde_json::to_vec(self).map_err(|error| RuntimeError::Internal {
             message: format!("conversation {name:?} cannot be written: {error}"),
         })?;
-        Ok(ConversationRow { name, model: Some(model), digest, body })
+        let (model, digest) = (Some(self.model.clone()), self.digest.as_ref().map(ModelDigest::to_string));
+        Ok(ConversationRow { name: name.to_owned(), model, digest, body })
     }
+}
+
+/// Whether a conversation of so many bytes is read and written in about a millisecond.
+pub(crate) fn is_quick_conversation(bytes: usize) -> bool {
+    bytes <= QUICK_BYTES
 }
 
 impl CommittedConversations {
@@ -127,12 +128,15 @@ impl CommittedConversations {
 
 impl TurnConversations {
     /// The rows of what the turn changed.
-    pub(crate) async fn rows(&self) -> Result<Vec<ConversationRow>, RuntimeError> {
-        let mut rows = Vec::with_capacity(self.changed.len());
-        for (name, conversation) in &self.changed {
-            rows.push(conversation.clone().encode(name.clone()).await?);
-        }
-        Ok(rows)
+    pub(crate) async fn rows(
+        &self,
+        compute: &Compute,
+        tenant: &str,
+    ) -> Result<Vec<ConversationRow>, RuntimeError> {
+        let bytes = self.changed.values().map(|changed| changed.transcript.bytes()).sum();
+        let changed = self.changed.clone();
+        let write = move |_: &Cancel| changed.iter().map(|(name, changed)| changed.row(name)).collect();
+        compute.run_unless(is_quick_conversation(bytes), tenant, write).await
     }
 }
 
@@ -155,7 +159,7 @@ impl ConversationSet {
         if let Some(open) = self.opened.get(name) {
             return Ok(Ok(open.clone()));
         }
-        let opened = match self.stored(name).await? {
+        let opened = match self.stored(name, turn).await? {
             Some(stored) => self.reopen(name, &stored, turn, model),
             None => self.check_new(name).and_then(|()| {
                 Ok(Conversation::new(turn.engine(model)?, Transcript::new(), self.room.clone(), 0))
@@ -177,10 +181,11 @@ impl ConversationSet {
         &mut self,
         from: &Conversation,
         name: &str,
+        turn: &Turn,
     ) -> Result<Result<Conversation, Error>, RuntimeError> {
         let taken = match self.opened.get(name) {
             Some(open) => !open.is_empty(),
-            None => self.stored(name).await?.is_some_and(|stored| !stored.transcript.messages().is_empty()),
+            None => self.stored(name, turn).await?.is_some_and(|stored| !stored.transcript.messages().is_empty()),
         };
         if taken {
             let message = format!("the session has a conversation {name:?} already; clear it first");
@@ -207,7 +212,7 @@ impl ConversationSet {
     }
 
     /// What is committed under this name.
-    async fn stored(&mut self, name: &str) -> Result<Option<Arc<StoredConversation>>, RuntimeError> {
+    async fn stored(&mut self, name: &str, turn: &Turn) -> Result<Option<Arc<StoredConversation>>, RuntimeError> {
         let Some(committed) = self.committed.0.get(name) else { return Ok(None) };
         if let Some(read) = committed.read.as_ref().or_else(|| self.read.get(name)) {
             return Ok(Some(read.clone()));
@@ -216,7 +221,9 @@ impl ConversationSet {
         let row = store.conversation(agent, session, name).await?.ok_or_else(|| RuntimeError::Internal {
             message: format!("conversation {name:?} of session {agent}/{session} is not there any more"),
         })?;
-        let stored = Arc::new(StoredConversation::decode(row).await?);
+        let is_quick = is_quick_conversation(row.body.len());
+        let read = move |_: &Cancel| StoredConversation::read(&row);
+        let stored = Arc::new(turn.compute(is_quick, read).await?);
         self.read.insert(name.to_owned(), stored.clone());
         Ok(Some(stored))
     }
@@ -267,21 +274,6 @@ impl StoredConversation {
             // The tokens have to tell.
             None => self.transcript.check(engine).is_ok(),
         }
-    }
-}
-
-/// Runs what takes long on a thread where nobody else waits; what is short, at once.
-async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
-    if bytes <= LARGE_BYTES {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(stopped) => match stopped.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The process ends, and this with it.
-            Err(_) => std::future::pending().await,
-        },
     }
 }
 

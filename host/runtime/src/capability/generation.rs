@@ -477,28 +477,13 @@ pub(super) async fn follow(
     mut reservation: Reservation,
     mut telling: Option<&mut Telling>,
 ) -> Result<ChatOutcome, Error> {
-    let mut caught_up = pin!(progress.turn.journal.caught_up());
-    let mut is_caught_up = false;
-    loop {
-        let event = tokio::select! {
-            biased;
-            () = &mut caught_up, if !is_caught_up => {
-                is_caught_up = true;
-                if let Some(telling) = &mut telling {
-                    telling.release();
-                }
-                continue;
-            }
-            event = stream.next() => event,
-        };
-        let Some(event) = event else { break };
+    while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.taken_back(), &delta);
                 if let Some(telling) = &mut telling {
-                    let was_read = stream.produced().len() <= progress.call.tokens().len();
-                    telling.push(&delta, was_read || is_caught_up);
+                    telling.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {

@@ -189,7 +189,10 @@ impl HostConversation for TurnContext {
     ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
         self.charge(name.len())?;
         let source = self.table.get(&conversation)?.clone();
-        let copy = self.conversations.fork(&source, &name).await?;
+        let copy = match self.turn() {
+            Ok(turn) => self.conversations.fork(&source, &name, &turn).await?,
+            Err(error) => Err(error),
+        };
         self.hand_out(copy)
     }
 

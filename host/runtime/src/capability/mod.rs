@@ -30,7 +30,7 @@ mod wasi;
 
 pub(crate) use budget::Turn;
 pub(crate) use conversation_set::{
-    CommittedConversations, ConversationSet, StoredConversation, check_conversation,
+    CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
 pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
 pub(crate) use generation::engine_error;

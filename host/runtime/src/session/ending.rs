@@ -91,7 +91,7 @@ impl Actor {
     ) -> Result<Outcome, RuntimeError> {
         let Answer { outcome, mut context, key, session_kb, spend } = answer;
         let conversations = context.conversations.take();
-        let rows = conversations.rows().await?;
+        let rows = conversations.rows(&self.services.compute, tenant_of(&self.key.session)).await?;
         if let Some(memory) = &self.memory {
             let state = (memory.state_bytes(), context.state.bytes());
             let (before, after) = (memory.conversations.bytes(), memory.conversations.bytes_with(&rows));

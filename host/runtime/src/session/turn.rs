@@ -54,13 +54,13 @@ pub(crate) struct TurnRequest {
     /// Held until the turn has ended, so that a drain waits for it.
     pub(crate) _active: Active,
     /// The room of the message, held until the turn has ended.
-    pub(crate) _held: Held,
+    pub(crate) held: Held,
 }
 
 impl TurnRequest {
     pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, active: Active, held: Held) -> Self {
         let (end, parent) = (TurnEnd::new(feed), Span::current());
-        TurnRequest { message, end, parent, live, _active: active, _held: held }
+        TurnRequest { message, end, parent, live, _active: active, held }
     }
 }
 
@@ -77,7 +77,7 @@ struct Opened {
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { message, end, parent, live, _active, _held } = request;
+        let TurnRequest { message, end, parent, live, _active, held } = request;
         let span = turn_span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();
         let result = self.run_message(message, &end, started, &live).instrument(span.clone()).await;
@@ -87,6 +87,8 @@ impl Actor {
         metrics::counter!(metric::TURNS, "agent" => agent.clone(), "outcome" => label).increment(1);
         metrics::histogram!(metric::TURN_TIME, "agent" => agent).record(started.elapsed());
         turn_span::end(&span, &result);
+        // Whoever hears of the end finds the room of the message free.
+        drop(held);
         match result {
             Ok((last_id, outcome)) => end.feed().end(last_id + 1, Ok(outcome)),
             Err(error) => end.feed().end(0, Err(error)),

@@ -64,7 +64,7 @@ async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
     let id = asked(&mut handle).await;
     let [waiting] = pending(&host).await.try_into().expect("one");
     assert_eq!((waiting.id.as_str(), waiting.agent.as_str(), waiting.tool.as_str()), (&*id, "desk", TOOL));
-    assert_eq!((waiting.arguments["id"].as_u64(), waiting.turn_id.as_str()), (Some(1), handle.turn_id()));
+    assert_eq!((waiting.arguments.value()["id"].as_u64(), waiting.turn_id.as_str()), (Some(1), handle.turn_id()));
     assert!(waiting.expires_at_ms > waiting.created_at_ms);
     let callee = host.agents.session("orders", "desk~s").await.expect_err("nothing was called yet");
     assert_eq!(callee.code(), "session_not_found");
@@ -155,7 +155,7 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
 /// A call of the tool that no agent makes.
 fn from_outside() -> Invocation {
     let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
-    Invocation { origin, data: Some(json!({"id": 7})), detached: true, ..invocation("orders", "s", "") }
+    Invocation { origin, data: Some(json!({"id": 7}).into()), detached: true, ..invocation("orders", "s", "") }
 }
 
 #[tokio::test]
@@ -166,14 +166,14 @@ async fn a_call_from_outside_waits_for_a_person_as_well_and_is_made_once() {
     let (id, turn) = (asked(&mut handle).await, handle.turn_id().to_owned());
     let [waiting] = pending(&host).await.try_into().expect("one");
     assert_eq!((waiting.agent.as_str(), waiting.tool.as_str()), ("orders", "find"));
-    assert_eq!(waiting.arguments, json!({"id": 7}));
+    assert_eq!(waiting.arguments, json!({"id": 7}).into());
     host.agents.session("orders", "s").await.expect_err("nothing has run yet");
     assert_eq!(outside.count("/tool"), 0);
 
     let host = host.restart_with(outside.options()).await;
     decide(&host, &id, true).await.expect("nobody was faster");
     let outcome = host.agents.follow("orders", "s", &turn).await.expect("kept").outcome().await;
-    assert_eq!(outcome.expect("goes well").data, Some(json!({"id": 7})));
+    assert_eq!(outcome.expect("goes well").data, Some(json!({"id": 7}).into()));
     let session = host.agents.session("orders", "s").await.expect("there");
     assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "once");
     assert_eq!(outside.count("/tool"), 1);

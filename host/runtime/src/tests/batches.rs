@@ -311,11 +311,11 @@ async fn who_subscribed_is_told_of_a_batch_and_how_it_ended() {
     told.sort_by_key(|event| event.key);
     let names: Vec<_> = told.iter().map(|event| event.topic.rsplit('.').next().unwrap_or_default()).collect();
     assert_eq!(names, ["queued", "succeeded", "queued", "failed"]);
-    let ended = told[1].data.as_ref().expect("its data");
+    let ended = told[1].data.as_ref().expect("its data").value();
     assert_eq!((&ended["type"], &ended["payload"]), (&json!(told[1].topic), &json!({"requestId": good})));
     assert_eq!(ended["source"], json!({"type": "workersAi.model", "modelName": "tiny"}));
     assert!(ended["metadata"]["eventTimestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{ended}");
-    let failed = &told[3].data.as_ref().expect("its data")["payload"];
+    let failed = &told[3].data.as_ref().expect("its data").value()["payload"];
     assert_eq!((&failed["internalCode"], &failed["httpCode"]), (&json!(500), &json!(500)), "{failed}");
     // Each batch is a session of the agent, which was woken twice.
     until(async || (host.answer("w", &good, "E").await.len() == 2).then_some(())).await;

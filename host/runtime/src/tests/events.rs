@@ -26,7 +26,7 @@ fn event(id: &str, topic: &str, data: Value) -> Event {
         id: Some(id.into()),
         source: "shop".into(),
         topic: topic.into(),
-        data: Some(data),
+        data: Some(data.into()),
         at_ms: None,
         principal: "local".into(),
     }
@@ -172,13 +172,13 @@ async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
     until(async || (watched("E").await >= 2).then_some(())).await;
     let told = host.agents.events(None, 100).await.expect("listed");
     let of = |topic: &str| {
-        told.iter().rfind(|event| event.topic == topic).and_then(|event| event.data.clone()).expect("told")
+        told.iter().rfind(|event| event.topic == topic).and_then(|event| event.data.as_ref()).expect("told").value()
     };
     let (done, failed) = (of("skep.turn.done"), of("skep.turn.failed"));
     assert_eq!((&done["agent"], &done["session"], &done["turn"]), (&json!("w"), &json!("s"), &json!(1)));
     assert_eq!(failed["error"]["code"], "agent_trapped");
     assert!(
-        told.iter().all(|event| event.data.as_ref().expect("data")["turn_id"] == event.id.as_str()),
+        told.iter().all(|event| event.data.as_ref().expect("data").value()["turn_id"] == event.id.as_str()),
         "each end is told once, under the id of its turn"
     );
 }

@@ -214,7 +214,7 @@ async fn a_call_may_wait_for_a_persons_word() {
     let asking = host.invoke("web", "s", &text).await.expect("taken");
     let asked =
         super::fixture::until(async || host.agents.approvals(None, 1).await.expect("listed").pop()).await;
-    assert_eq!((asked.tool.as_str(), asked.arguments.to_string()), ("http/fetch", text));
+    assert_eq!((asked.tool.as_str(), asked.arguments.get().to_owned()), ("http/fetch", text));
     host.agents.decide(&asked.id, true, None, "tester").await.expect("nobody was faster");
     assert!(asking.outcome().await.expect("goes well").text.contains("pong"));
 }

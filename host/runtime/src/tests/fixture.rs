@@ -177,7 +177,7 @@ pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), looking).await.expect("it comes in time")
 }
 
-pub(super) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
+pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
     Invocation {
         principal: "local".into(),
         agent: agent.into(),

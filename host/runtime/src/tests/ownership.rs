@@ -145,7 +145,7 @@ async fn a_call_of_an_agent_that_failed_is_found_again_and_one_of_a_client_may_b
     host.deploy("orders", "", finder("", "unreachable", 0)).await.expect("valid");
     for (callers, runs) in [(vec!["desk".to_owned()], 1), (Vec::new(), 3)] {
         let call = Invocation {
-            data: Some(json!({"id": 1})),
+            data: Some(json!({"id": 1}).into()),
             origin: Origin::Tool(ToolOrigin { name: "find".into(), callers, hops: 0 }),
             idempotency_key: Some(format!("call {runs}")),
             ..detached("orders", "")
@@ -223,7 +223,7 @@ async fn turns_that_wait_for_people_stop_no_event() {
         id: None,
         source: "shop".into(),
         topic: topic.into(),
-        data: Some(json!({ "to": to })),
+        data: Some(json!({ "to": to }).into()),
         at_ms: None,
         principal: "local".into(),
     };

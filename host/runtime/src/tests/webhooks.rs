@@ -37,7 +37,7 @@ fn event(id: &str) -> Event {
         id: Some(id.into()),
         source: "shop".into(),
         topic: "order.paid".into(),
-        data: Some(json!({"order_id": "o-7"})),
+        data: Some(json!({"order_id": "o-7"}).into()),
         at_ms: Some(1_700_000_000_000),
         principal: "local".into(),
     }

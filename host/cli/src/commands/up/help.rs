@@ -54,7 +54,9 @@ All of its settings:
              concurrent_turns, schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, disk_warning_bytes,
-             compile_s, mailbox, stack_kb
+             compile_s, mailbox, stack_kb, max_waiting_bytes (of messages that
+             wait or run: 512 MiB), max_waiting_bytes_per_tenant (128 MiB),
+             max_waiting_bytes_per_session (32 MiB)
   [sessions] ttl_h: hours after its last turn after which a session is deleted
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
