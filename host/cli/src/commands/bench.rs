@@ -3,6 +3,7 @@
 mod agents;
 mod determinism;
 mod engine;
+mod health;
 mod interference;
 mod invoke;
 mod load;
@@ -28,6 +29,7 @@ pub enum Command {
     Invoke(invoke::Args),
     Runtime(runtime::Args),
     Neighbours(neighbours::Args),
+    Health(health::Args),
     Agents(agents::Args),
     Interference(interference::Args),
     Routing(routing::Args),
@@ -42,6 +44,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Invoke(args) => invoke::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
         Command::Neighbours(args) => neighbours::run(args).await,
+        Command::Health(args) => health::run(args).await,
         Command::Agents(args) => agents::run(args).await,
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,

@@ -196,12 +196,7 @@ impl Transcript {
         };
     }
 
-    fn prompt(
-        &self,
-        engine: &Engine,
-        opening: Opening<'_>,
-        cancel: &Cancel,
-    ) -> Result<Prompt, EngineError> {
+    fn prompt(&self, engine: &Engine, opening: Opening<'_>, cancel: &Cancel) -> Result<Prompt, EngineError> {
         cancel.check()?;
         let rendering = render::render(engine.template(), engine.tokenizer(), &self.messages, opening)?;
         cancel.check()?;
