@@ -42,8 +42,9 @@ impl<T: FromFields> FromRequest<Gateway> for FieldsBody<T> {
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
         let tenant = tenant(&request);
         let bytes = read(request, gateway).await?;
+        let size = bytes.len();
         let take = move |_: &Cancel| parse_fields(&bytes).and_then(T::read).map(FieldsBody);
-        apart(gateway, &tenant, bytes.len(), take).await
+        apart(gateway, &tenant, size, take).await
     }
 }
 
@@ -55,12 +56,18 @@ pub(crate) fn tenant(request: &Request) -> String {
 
 /// Parses a body whose fields are taken one by one.
 pub(crate) fn parse_fields(bytes: &[u8]) -> Result<Fields, ApiError> {
+    check_values(bytes, MAX_VALUES)?;
+    parse(bytes)
+}
+
+/// Refuses JSON with too many values before they are made.
+pub(crate) fn check_values(json: &[u8], most: usize) -> Result<(), ApiError> {
     // One with fewer bytes has fewer values.
-    if bytes.len() > MAX_VALUES && values(bytes) > MAX_VALUES {
-        let message = format!("the body has more than {MAX_VALUES} values; send it in several requests");
+    if json.len() > most && values(json) > most {
+        let message = format!("the body has more than {most} values; send it in several requests");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
-    parse(bytes)
+    Ok(())
 }
 
 /// About how many values JSON has: they are parted by commas, and the first of a list or an object follows its bracket.

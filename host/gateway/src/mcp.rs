@@ -12,7 +12,7 @@ mod durable;
 mod server;
 mod sessions;
 
-use crate::{ApiError, Gateway, access::Caller, body};
+use crate::{ApiError, Gateway, access::Caller, body, routes::apart};
 use axum::{
     body::Body,
     extract::{Request, State},
@@ -26,6 +26,7 @@ use rmcp::{
 };
 use server::AgentServer;
 use sessions::BoundedSessions;
+use skep_engine::Cancel;
 use skep_runtime::AgentHost;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
@@ -92,6 +93,8 @@ impl Drop for Mcp {
     }
 }
 
+/// Values of a message, which the protocol makes of it where others wait.
+const MAX_VALUES: usize = 1 << 18;
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// A session is its caller's own: to anyone else it is not there.
@@ -110,7 +113,12 @@ pub(crate) async fn serve(
     let request = if parts.method == Method::POST {
         // Read here, because here it has a deadline, and what is no message is told so.
         let bytes = body::read(Request::from_parts(parts.clone(), body), &gateway).await?;
-        body::parse::<ClientJsonRpcMessage>(&bytes)?;
+        let (tenant, read) = (caller.tenant.to_string(), bytes.clone());
+        let check = move |_: &Cancel| {
+            body::check_values(&read, MAX_VALUES)?;
+            body::parse::<ClientJsonRpcMessage>(&read).map(drop)
+        };
+        apart(&gateway, &tenant, bytes.len(), check).await?;
         Request::from_parts(parts, Body::from(bytes))
     } else {
         Request::from_parts(parts, Body::empty())

@@ -292,7 +292,8 @@ fn outcome(decision: &Decision) -> Result<(), String> {
 }
 
 fn arguments(row: &ApprovalRow) -> Json {
-    Json::from_text(row.arguments.clone()).unwrap_or_else(|_| Json::from(Value::String(row.arguments.clone())))
+    Json::from_text(row.arguments.clone())
+        .unwrap_or_else(|_| Json::from(Value::String(row.arguments.clone())))
 }
 
 impl AgentHost {

@@ -203,8 +203,9 @@ impl Deployed {
         let tool = self.callable(tool)?;
         let bytes = arguments.map_or(0, |arguments| arguments.get().len());
         if bytes > MAX_ARGUMENT_BYTES {
-            let message =
-                format!("the arguments have {bytes} bytes; those of a tool have at most {MAX_ARGUMENT_BYTES}");
+            let message = format!(
+                "the arguments have {bytes} bytes; those of a tool have at most {MAX_ARGUMENT_BYTES}"
+            );
             return Err(RuntimeError::InvalidMessage { message });
         }
         let arguments = arguments.map_or_else(|| Value::Object(Default::default()), Json::value);

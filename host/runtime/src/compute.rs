@@ -97,7 +97,8 @@ impl Compute {
 /// Does work about so many bytes that must be done before the caller goes on. Others move to another thread if it is long.
 pub(crate) fn in_place<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let is_long = bytes > QUICK_BYTES;
-    let can_move = || Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
+    let can_move =
+        || Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_long && can_move() { task::block_in_place(work) } else { work() }
 }
 

@@ -244,7 +244,9 @@ async fn attempt_once(
                 }
             })
         }
-        Target::Fetch { .. } => fetch::call(turn, call, arguments.value(), timeout).await.map(|called| called.map(Json::from)),
+        Target::Fetch { .. } => {
+            fetch::call(turn, call, arguments.value(), timeout).await.map(|called| called.map(Json::from))
+        }
     }
 }
 

@@ -190,7 +190,10 @@ mod tests {
         assert!(of_session.to_string().contains("`max_waiting_bytes_per_session`"), "{of_session}");
         let _second = take("t", "t/2", 10).expect("another session");
         let of_tenant = refused("t", "t/3", 1).to_string();
-        assert!(of_tenant.contains("for the tenant already") && of_tenant.contains("20 that are"), "{of_tenant}");
+        assert!(
+            of_tenant.contains("for the tenant already") && of_tenant.contains("20 that are"),
+            "{of_tenant}"
+        );
         let _third = take("u", "u/1", 10).expect("another tenant");
         assert!(refused("v", "v/1", 1).to_string().contains("`max_waiting_bytes`"));
         assert_eq!(refused("v", "v/1", 11).code(), "invalid_message");
@@ -198,7 +201,8 @@ mod tests {
         drop(first);
         assert_eq!(intake.bytes(), 20);
         take("t", "t/1", 10).expect("there is room again");
-        let again = intake.take_again("t".into(), SessionKey { agent: "a".into(), session: "t/2".into() }, 99);
+        let again =
+            intake.take_again("t".into(), SessionKey { agent: "a".into(), session: "t/2".into() }, 99);
         assert_eq!(intake.bytes(), 119);
         drop(again);
         assert_eq!(intake.bytes(), 20);

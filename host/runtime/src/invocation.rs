@@ -195,8 +195,13 @@ mod tests {
             forced_tokens: 4,
             ..Usage::default()
         };
-        let outcome =
-            Outcome { text: "hi".into(), data: Some(Json::from(serde_json::Value::from(7))), turn: 9, usage, elapsed_us: 5 };
+        let outcome = Outcome {
+            text: "hi".into(),
+            data: Some(Json::from(serde_json::Value::from(7))),
+            turn: 9,
+            usage,
+            elapsed_us: 5,
+        };
         let written = serde_json::to_string(&outcome).expect("it is JSON");
         assert_eq!(serde_json::from_str::<Outcome>(&written).expect("its own text"), outcome);
         let earlier = r#"{"text":"hi","data":7,"turn":9,"prompt_tokens":1,"cached_tokens":2,"completion_tokens":3,

@@ -31,8 +31,8 @@ mod host_tools;
 mod instance;
 mod intake;
 mod invocation;
-mod json;
 mod journal;
+mod json;
 mod limits;
 mod log_follower;
 mod manifest;
@@ -75,10 +75,10 @@ pub use event::{
 };
 pub use feed::RunHandle;
 pub use host_tools::ToolGrant;
+pub use intake::WaitingBytes;
 pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
-pub use intake::WaitingBytes;
 pub use json::Json;
 pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;

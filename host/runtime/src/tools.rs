@@ -92,8 +92,8 @@ impl Tool {
 
     /// The result as JSON, if it is what the tool gives.
     pub(crate) fn result(&self, text: &str) -> Result<Json, String> {
-        let result =
-            Json::from_text(text.to_owned()).map_err(|error| self.bad_result(&format!("not JSON: {error}")))?;
+        let result = Json::from_text(text.to_owned())
+            .map_err(|error| self.bad_result(&format!("not JSON: {error}")))?;
         self.check_result(&result).map(|()| result)
     }
 

@@ -4,6 +4,7 @@ mod agents;
 mod crash;
 mod determinism;
 mod engine;
+mod health;
 mod interference;
 mod invoke;
 mod load;
@@ -31,6 +32,7 @@ pub enum Command {
     Invoke(invoke::Args),
     Runtime(runtime::Args),
     Neighbours(neighbours::Args),
+    Health(health::Args),
     Agents(agents::Args),
     Interference(interference::Args),
     Routing(routing::Args),
@@ -47,6 +49,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Invoke(args) => invoke::run(args).await,
         Command::Runtime(args) => runtime::run(args).await,
         Command::Neighbours(args) => neighbours::run(args).await,
+        Command::Health(args) => health::run(args).await,
         Command::Agents(args) => agents::run(args).await,
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,

@@ -244,12 +244,7 @@ impl Transcript {
         messages
     }
 
-    fn prompt(
-        &self,
-        engine: &Engine,
-        opening: Opening<'_>,
-        cancel: &Cancel,
-    ) -> Result<Prompt, EngineError> {
+    fn prompt(&self, engine: &Engine, opening: Opening<'_>, cancel: &Cancel) -> Result<Prompt, EngineError> {
         cancel.check()?;
         let messages = self.spelt_for_this_model();
         let rendering = render::render(engine.template(), engine.tokenizer(), &messages, opening)?;

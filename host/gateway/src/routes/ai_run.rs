@@ -4,8 +4,7 @@ use super::{ai_batches, apart, chat_completions::Begun};
 use crate::{
     ApiError, Gateway,
     access::Caller,
-    body, headers,
-    sse,
+    body, headers, sse,
     workers_ai::{
         failure::Failure,
         native::{self, NativeWriter},
@@ -97,8 +96,7 @@ pub(crate) async fn run(
     if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let begun =
-        Begun::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
+    let begun = Begun::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
     let warnings = begun.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => begun.stream(body.parameters.streams_usage()),

@@ -36,7 +36,7 @@ const MAX_LOGPROBS: u32 = 20;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 #[derive(Debug)]
-struct CompletionBody {
+pub(crate) struct CompletionBody {
     prompt: Prompt,
     echo: bool,
     logprobs: Option<u32>,

@@ -19,7 +19,9 @@ use futures::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use skep_engine::Priority;
-use skep_runtime::{Invocation, Json, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session};
+use skep_runtime::{
+    Invocation, Json, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

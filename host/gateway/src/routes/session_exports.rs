@@ -97,7 +97,8 @@ pub(crate) async fn import(
     request: Request,
 ) -> Result<Response, ApiError> {
     let bytes = body::read_within(MAX_BYTES, request, &gateway).await?;
-    let (exported_from, export) = super::apart(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
+    let (exported_from, export) =
+        super::apart(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
     if exported_from != agent && !query.from_other_agent {
         let exported_from: String = exported_from.chars().take(80).collect();
         let message = format!(

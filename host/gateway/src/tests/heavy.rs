@@ -27,14 +27,21 @@ fn cases() -> Vec<Case> {
     let text = "the user said hello. ".repeat(400 << 10);
     let case = |path, body, status, code| Case { path, body, status, code };
     let properties: serde_json::Map<String, serde_json::Value> = (0..400)
-        .map(|number| (format!("p{number}"), json!({"type": "string", "pattern": format!("^[a-z]{{1,{number}}}$")})))
+        .map(|number| {
+            (format!("p{number}"), json!({"type": "string", "pattern": format!("^[a-z]{{1,{number}}}$")}))
+        })
         .collect();
     let schema = json!({"type": "object", "properties": properties});
     let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
     let said = |content: &str| json!([{"role": "user", "content": content}]);
     vec![
         case("/v1/completions", json!({"prompt": text}).to_string(), 400, "context_length_exceeded"),
-        case("/v1/chat/completions", json!({"messages": said(&text)}).to_string(), 400, "context_length_exceeded"),
+        case(
+            "/v1/chat/completions",
+            json!({"messages": said(&text)}).to_string(),
+            400,
+            "context_length_exceeded",
+        ),
         case(
             "/v1/chat/completions",
             format!("{{\"messages\": [{}0]}}", "0,".repeat(4 << 20)),
@@ -42,7 +49,12 @@ fn cases() -> Vec<Case> {
             "body_too_large",
         ),
         case("/v1/chat/completions", "[".repeat(8 << 20), 413, "body_too_large"),
-        case("/v1/agents/none/sessions/s/messages", format!("{{\"data\": {}", "[".repeat(8 << 20)), 400, "invalid_json"),
+        case(
+            "/v1/agents/none/sessions/s/messages",
+            format!("{{\"data\": {}", "[".repeat(8 << 20)),
+            400,
+            "invalid_json",
+        ),
         case(
             "/v1/agents/none/sessions/s/messages",
             format!("{{\"data\": [{}0]}}", "0,".repeat(4 << 20)),
@@ -94,7 +106,11 @@ async fn slowest_beside(
         while let Some(answer) = attack.try_join_next() {
             let answer = answer.expect("no panic");
             let start: String = answer.text.chars().take(200).collect();
-            assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (status, Some(code)), "{start}");
+            assert_eq!(
+                (answer.status.as_u16(), answer.error()["code"].as_str()),
+                (status, Some(code)),
+                "{start}"
+            );
         }
         let began = Instant::now();
         // On one of the threads that serve.
@@ -115,5 +131,8 @@ async fn messages_over_the_bytes_that_may_wait_are_429_with_what_to_do() {
     assert_eq!(answer.status, 404, "what is wrong with a message for ever is said first: {}", answer.text);
     let error = skep_runtime::RuntimeError::IntakeFull { message: "full".into(), retry_after_ms: 1_000 };
     let response = axum::response::IntoResponse::into_response(crate::ApiError::from(error));
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().expect("a value")));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["retry-after"]),
+        (429, &"1".parse().expect("a value"))
+    );
 }

@@ -4,8 +4,8 @@ use super::held::HeldSessions;
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     approvals::Wakers,
-    compute::Compute,
     component::{Compiler, Deployed, Prepared, Source},
+    compute::Compute,
     egress::Egress,
     engine::WasmEngine,
     event::{Outbox, Webhooks},

@@ -182,10 +182,7 @@ impl Cut {
 }
 
 /// The first of these starts from which the rest fits. From a later one there is less, so half of them need not be tried.
-fn first_that_fits<E>(
-    starts: &[usize],
-    fits: impl Fn(usize) -> Result<bool, E>,
-) -> Result<Option<usize>, E> {
+fn first_that_fits<E>(starts: &[usize], fits: impl Fn(usize) -> Result<bool, E>) -> Result<Option<usize>, E> {
     if let Some(first) = starts.first()
         && fits(*first)?
     {

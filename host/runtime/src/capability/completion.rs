@@ -48,8 +48,7 @@ pub(crate) async fn complete(
     let is_quick = prompt.len() <= QUICK_BYTES && chat.output.is_none();
     let (named, prompt) = (engine.clone(), Arc::new(prompt));
     let asked_for = prompt.clone();
-    let identify =
-        move |_: &Cancel| Identity::new("complete", &(&named.info().name, &*asked_for, &options));
+    let identify = move |_: &Cancel| Identity::new("complete", &(&named.info().name, &*asked_for, &options));
     let identity = turn.compute(is_quick, identify).await;
     let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;

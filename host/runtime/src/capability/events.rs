@@ -169,7 +169,8 @@ mod tests {
         let data = format!("\"{}\"", "x".repeat(200 << 10));
         let refused = (0..1_000).find_map(|_| emit(&mut many, "order.paid", &data).err()).expect("a bound");
         assert!(matches!(&refused, EmitError::QuotaExceeded(why) if why.contains("bytes")), "{refused:?}");
-        let held: usize = many.emitted.iter().filter_map(|one| one.data.as_ref()).map(|data| data.get().len()).sum();
+        let held: usize =
+            many.emitted.iter().filter_map(|one| one.data.as_ref()).map(|data| data.get().len()).sum();
         assert!(held <= MAX_BYTES && held > MAX_BYTES / 2, "{held}");
         emit(&mut many, "order.paid", "{}").expect("a small one has room");
     }

@@ -195,7 +195,8 @@ pub(super) async fn generate(
     chat: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     let (before, engine) = (before.clone(), engine.clone());
-    let begin = move |cancel: &Cancel| before.generate(&engine, ChatOptions { cancel: cancel.clone(), ..chat });
+    let begin =
+        move |cancel: &Cancel| before.generate(&engine, ChatOptions { cancel: cancel.clone(), ..chat });
     turn.compute(is_quick, begin).await
 }
 

@@ -34,11 +34,13 @@ impl EventRouter {
         let subscriptions = self.read();
         let takes = |trigger: &&EventTrigger| trigger.topic.matches(topic);
         let mut takers = subscriptions.agents.values().flatten().filter(takes);
-        let data = if takers.any(|trigger| trigger.session.reads_data()) { data.map(Json::value) } else { None };
+        let data =
+            if takers.any(|trigger| trigger.session.reads_data()) { data.map(Json::value) } else { None };
         let mut deliveries: Vec<NewDelivery> = Vec::new();
         for (agent, triggers) in &subscriptions.agents {
             for trigger in triggers.iter().filter(takes) {
-                let (session, undeliverable) = match session_of(trigger, principal, id, topic, data.as_ref()) {
+                let (session, undeliverable) = match session_of(trigger, principal, id, topic, data.as_ref())
+                {
                     Ok(session) => (session, None),
                     Err(why) => (String::new(), Some(why)),
                 };

@@ -58,7 +58,13 @@ pub(crate) struct TurnRequest {
 }
 
 impl TurnRequest {
-    pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, active: Active, held: Held) -> Self {
+    pub(crate) fn new(
+        message: Message,
+        feed: Arc<Feed>,
+        live: Arc<Live>,
+        active: Active,
+        held: Held,
+    ) -> Self {
         let (end, parent) = (TurnEnd::new(feed), Span::current());
         TurnRequest { message, end, parent, live, _active: active, held }
     }

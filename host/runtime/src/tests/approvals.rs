@@ -64,7 +64,10 @@ async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
     let id = asked(&mut handle).await;
     let [waiting] = pending(&host).await.try_into().expect("one");
     assert_eq!((waiting.id.as_str(), waiting.agent.as_str(), waiting.tool.as_str()), (&*id, "desk", TOOL));
-    assert_eq!((waiting.arguments.value()["id"].as_u64(), waiting.turn_id.as_str()), (Some(1), handle.turn_id()));
+    assert_eq!(
+        (waiting.arguments.value()["id"].as_u64(), waiting.turn_id.as_str()),
+        (Some(1), handle.turn_id())
+    );
     assert!(waiting.expires_at_ms > waiting.created_at_ms);
     let callee = host.agents.session("orders", "desk~s").await.expect_err("nothing was called yet");
     assert_eq!(callee.code(), "session_not_found");
@@ -155,7 +158,12 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
 /// A call of the tool that no agent makes.
 fn from_outside() -> Invocation {
     let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
-    Invocation { origin, data: Some(json!({"id": 7}).into()), detached: true, ..invocation("orders", "s", "") }
+    Invocation {
+        origin,
+        data: Some(json!({"id": 7}).into()),
+        detached: true,
+        ..invocation("orders", "s", "")
+    }
 }
 
 #[tokio::test]

@@ -105,7 +105,11 @@ async fn others_go_on_while_a_session_of_ten_thousand_messages_is_compacted() {
         let session = PortableSession {
             summary: SessionSummary { id: session.into(), turns: 1, created_at_ms: 1, updated_at_ms: 1 },
             state: Default::default(),
-            conversations: vec![PortableConversation { name: "main".into(), model: "tiny".into(), transcript }],
+            conversations: vec![PortableConversation {
+                name: "main".into(),
+                model: "tiny".into(),
+                transcript,
+            }],
         };
         host.agents.import_session("talk", session, true).await.expect("imported");
     };

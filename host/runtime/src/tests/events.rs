@@ -172,7 +172,11 @@ async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
     until(async || (watched("E").await >= 2).then_some(())).await;
     let told = host.agents.events(None, 100).await.expect("listed");
     let of = |topic: &str| {
-        told.iter().rfind(|event| event.topic == topic).and_then(|event| event.data.as_ref()).expect("told").value()
+        told.iter()
+            .rfind(|event| event.topic == topic)
+            .and_then(|event| event.data.as_ref())
+            .expect("told")
+            .value()
     };
     let (done, failed) = (of("skep.turn.done"), of("skep.turn.failed"));
     assert_eq!((&done["agent"], &done["session"], &done["turn"]), (&json!("w"), &json!("s"), &json!(1)));
