@@ -4,7 +4,7 @@ use crate::guest;
 use axum::Router;
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_gateway::GatewayOptions;
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, Tokenizer};
+use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
 use skep_runtime::{AgentHost, Manifest, RuntimeOptions};
 use skep_store::Store;
 use std::{
@@ -56,11 +56,14 @@ fn tiny_model() -> LoadedModel {
         ExecutorOptions { threads: Some(1), kv_tokens: Some(8 << 10), ..ExecutorOptions::default() };
     let tokenizer =
         std::fs::read(fixtures.join("tokenizer/byte-level-chatml.json")).expect("the fixture is there");
+    let tokenizer = Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer");
+    let template = ChatTemplate::chatml_default();
     LoadedModel {
         name: "tiny".into(),
         config: checkpoint.config().clone(),
-        tokenizer: Arc::new(Tokenizer::from_json(&tokenizer).expect("the fixture is a tokenizer")),
-        template: Arc::new(ChatTemplate::chatml_default()),
+        digest: ModelDigest::new(&checkpoint, &tokenizer, &template),
+        tokenizer: Arc::new(tokenizer),
+        template: Arc::new(template),
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
         device: "cpu".into(),
         fallback: None,
