@@ -107,6 +107,7 @@ async fn others_go_on_while_a_session_of_ten_thousand_messages_is_compacted() {
             state: Default::default(),
             conversations: vec![PortableConversation {
                 name: "main".into(),
+                digest: None,
                 model: "tiny".into(),
                 transcript,
             }],

@@ -118,7 +118,7 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
     let [failed] = &host.agents.events(None, 10).await.expect("listed")[..] else {
         panic!("it is told once")
     };
-    let data = failed.data.as_ref().expect("its data");
+    let data = failed.data.as_ref().expect("its data").value();
     assert_eq!((&failed.id, &data["error"]["code"]), (&spins, &json!("turn_lost")));
     until(async || (host.answer("watcher", "watch", "E").await.len() == 1).then_some(())).await;
     assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session goes on");

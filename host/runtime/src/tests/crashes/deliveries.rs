@@ -79,7 +79,7 @@ fn event() -> Event {
         id: Some("1".into()),
         source: "shop".into(),
         topic: "order.paid".into(),
-        data: Some(json!({"to": "s"})),
+        data: Some(json!({"to": "s"}).into()),
         at_ms: Some(1),
         principal: PRINCIPAL.into(),
     }
