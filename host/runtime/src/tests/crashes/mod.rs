@@ -16,14 +16,13 @@ use super::{
     fixture::{Host, tiny_engine},
     outside::Outside,
 };
-use crate::{Clock, RuntimeOptions};
+use crate::{Clock, RuntimeOptions, capability::log::now_ms};
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-const START_MS: u64 = 1_800_000_000_000;
 /// A life of a host that takes longer hangs.
 const LIFE: Duration = Duration::from_secs(150);
 /// Between two looks at something that goes on by itself.
@@ -109,7 +108,7 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
 /// One host after the other, each cut off but the last one. How many were, and what was told as interrupted.
 fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes: &[Crash]) -> (u32, usize) {
     scenario.outside().forget();
-    let (clock, mut told) = (Clock::at(START_MS), S::Told::default());
+    let (clock, mut told) = (Clock::at(now_ms()), S::Told::default());
     let mut folder = copy_of(prepared);
     let mut cut = 0;
     for crash in crashes.iter().copied().map(Some).chain([None]) {
