@@ -81,14 +81,14 @@ impl Store {
     /// Open turns that are held, those that ran first.
     pub async fn held_turns(&self) -> Result<Vec<HeldTurn>, StoreError> {
         let rows = query(
-            "SELECT key, id, agent, session, state, losses, idempotency_key FROM turns
+            "SELECT key, id, agent, session, state, losses, length(input), idempotency_key FROM turns
              WHERE held AND ended_at_ms IS NULL ORDER BY state DESC, key",
         )
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed turns that are held"))?;
         let held = |row: &sqlx::sqlite::SqliteRow| {
-            Ok(HeldTurn { turn: turns::open_turn(row)?, idempotency_key: row.try_get(6)? })
+            Ok(HeldTurn { turn: turns::open_turn(row)?, idempotency_key: row.try_get(7)? })
         };
         Ok(crate::rows::readable(&rows, "turn", held))
     }

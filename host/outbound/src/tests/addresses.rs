@@ -96,7 +96,13 @@ async fn the_metadata_of_a_cloud_is_denied_by_address_and_by_name() {
 
 #[tokio::test]
 async fn a_name_that_is_rebound_is_connected_to_only_where_it_was_looked_at() {
-    let outside = Server::answering(|_| OK).await;
+    // On a port that is free at both addresses.
+    let outside = loop {
+        let outside = Server::answering(|_| OK).await;
+        if std::net::TcpListener::bind(("127.0.0.2", outside.port())).is_ok() {
+            break outside;
+        }
+    };
     let inside = Server::at(&format!("127.0.0.2:{}", outside.port()), |_| OK, server::Then::Close).await;
     // The first answer is allowed, all later ones are not.
     let scripted = Scripted::new(&[&["127.0.0.1"], &["127.0.0.2"]]);

@@ -57,7 +57,9 @@ All of its settings:
              compile_s, mailbox, stack_kb, max_waiting_bytes (of messages that
              wait or run: 512 MiB), max_waiting_bytes_per_tenant (128 MiB),
              max_waiting_bytes_per_session (32 MiB)
-  [sessions] ttl_h: hours after its last turn after which a session is deleted
+  [sessions] ttl_h: hours after its last turn after which a session is deleted;
+             idempotency_h: hours for which the answer to an idempotency key
+             is kept (720)
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
              tokens_per_day, weight; NAME is default for all that have no section
