@@ -112,7 +112,7 @@ pub(crate) fn chatter() -> Vec<u8> {
                   (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
     let on_message = format!(
         "(call $open (i32.const {0}) (i32.const 4) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const {1}))
-         (call $append (i32.load offset=8 (i32.const {1})) (i32.load (local.get 0)) (i32.load offset=4 (local.get 0)) (i32.const {1}))
+         (call $append (i32.load offset=4 (i32.const {1})) (i32.load (local.get 0)) (i32.load offset=4 (local.get 0)) (i32.const {1}))
          (call $set (i32.const {0}) (i32.const 4) (i32.const {0}) (i32.const 4) (i32.const {1}))",
         text_at(0),
         RESULTS_AT

@@ -165,7 +165,7 @@ fn ended_turn() -> &'static str {
             let Ok(response) = host().router.clone().oneshot(say("s", "hello")).await;
             let body = to_bytes(response.into_body(), usize::MAX).await.expect("a whole body");
             let answer: serde_json::Value = serde_json::from_slice(&body).expect("an answer is JSON");
-            answer["turn_id"].as_str().expect("a turn has an id").to_owned()
+            answer["turn_id"].as_str().unwrap_or_else(|| panic!("the turn ends well: {answer}")).to_owned()
         });
         format!("{SESSION}/turns/{turn}/events")
     })

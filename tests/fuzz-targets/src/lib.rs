@@ -81,7 +81,7 @@ pub const TARGETS: [Target; 10] = [
         words: tool_calls::WORDS,
         tries: 4_000,
     },
-    Target { name: "guest_arguments", run: guest::arguments, seeds: guest::seeds, words: &[], tries: 150 },
+    Target { name: "guest_arguments", run: guest::arguments, seeds: guest::seeds, words: &[], tries: 60 },
     Target {
         name: "resume_ids",
         run: http::resume_id,
