@@ -110,8 +110,8 @@ fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes:
     scenario.outside().forget();
     let (clock, mut told) = (Clock::at(now_ms()), S::Told::default());
     let mut folder = copy_of(prepared);
-    let mut cut = 0;
-    for crash in crashes.iter().copied().map(Some).chain([None]) {
+    let lives = crashes.iter().copied().map(Some).chain([None]);
+    for (cut, crash) in (0..).zip(lives) {
         let options = RuntimeOptions { clock: clock.clone(), ..scenario.options() };
         let life = live(folder.path(), models, options, crash, async |host| {
             scenario.act(host, &clock, &mut told).await;
@@ -122,7 +122,6 @@ fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes:
             Life::Whole(interrupted) => return (cut, interrupted),
             Life::Cut(left) => folder = left,
         }
-        cut += 1;
     }
     unreachable!("the last one is not cut off")
 }
