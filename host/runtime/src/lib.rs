@@ -97,8 +97,8 @@ pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
 pub use skep_store::{DiskUse, Held, LogFilter, OpenWork};
 pub use summary::{
-    AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage, SessionDetail,
-    SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
+    AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,
+    SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
 };
 pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};

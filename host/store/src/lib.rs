@@ -44,8 +44,8 @@ mod schema_steps;
 mod secrets;
 mod session_reads;
 mod sessions;
-mod sqlite;
 mod snapshot;
+mod sqlite;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -77,7 +77,8 @@ pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionFolder, SessionOutline, SessionRow, SessionSnapshot, StateChange, TurnCommit,
+    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionFolder, SessionOutline,
+    SessionRow, SessionSnapshot, StateChange, TurnCommit,
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};

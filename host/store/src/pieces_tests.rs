@@ -65,12 +65,11 @@ async fn with_session(folder: &Path, keys: usize) -> Store {
         tries: 1,
         due_ms: 5,
     };
-    let conversation =
-        |name: &str| ConversationRow {
-            name: name.into(),
-            body: name.repeat(100).into_bytes(),
-            ..ConversationRow::default()
-        };
+    let conversation = |name: &str| ConversationRow {
+        name: name.into(),
+        body: name.repeat(100).into_bytes(),
+        ..ConversationRow::default()
+    };
     store
         .commit_turn(TurnCommit {
             agent: AGENT.into(),

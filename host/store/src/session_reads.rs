@@ -2,8 +2,7 @@
 
 use crate::{
     ConversationOutline, ConversationRow, ModelUse, SessionFolder, SessionOutline, SessionRow,
-    SessionSnapshot, Store, StoreError,
-    sessions::session_row,
+    SessionSnapshot, Store, StoreError, sessions::session_row,
 };
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
@@ -14,13 +13,12 @@ impl Store {
         let mut reading = self.readers.begin().await.map_err(reading_failed())?;
         let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
         let state = state_of(&mut reading, key).await?;
-        let conversations = query(
-            "SELECT name, model, digest, body FROM conversations WHERE session = ? ORDER BY name",
-        )
-        .bind(key)
-        .fetch_all(&mut *reading)
-        .await
-        .map_err(reading_failed())?;
+        let conversations =
+            query("SELECT name, model, digest, body FROM conversations WHERE session = ? ORDER BY name")
+                .bind(key)
+                .fetch_all(&mut *reading)
+                .await
+                .map_err(reading_failed())?;
         let conversations = conversations.iter().map(conversation_row).collect();
         Ok(Some(SessionSnapshot { row, state, conversations }))
     }
@@ -34,13 +32,12 @@ impl Store {
         let mut reading = self.readers.begin().await.map_err(reading_failed())?;
         let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
         let state = state_of(&mut reading, key).await?;
-        let conversations = query(
-            "SELECT name, model, LENGTH(body) FROM conversations WHERE session = ? ORDER BY name",
-        )
-        .bind(key)
-        .fetch_all(&mut *reading)
-        .await
-        .map_err(reading_failed())?;
+        let conversations =
+            query("SELECT name, model, LENGTH(body) FROM conversations WHERE session = ? ORDER BY name")
+                .bind(key)
+                .fetch_all(&mut *reading)
+                .await
+                .map_err(reading_failed())?;
         let conversations = conversations.iter().map(|row| ConversationOutline {
             name: row.get(0),
             model: row.get(1),

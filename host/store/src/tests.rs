@@ -59,7 +59,9 @@ async fn sessions_are_counted_by_the_model_of_their_conversations() {
         digest: digest.map(str::to_owned),
         body: vec![1, 2, 3],
     };
-    for (session, digests) in [("a", [Some("1"), Some("1")]), ("b", [Some("1"), Some("2")]), ("c", [None, None])] {
+    for (session, digests) in
+        [("a", [Some("1"), Some("1")]), ("b", [Some("1"), Some("2")]), ("c", [None, None])]
+    {
         let conversations = vec![conversation("main", digests[0]), conversation("other", digests[1])];
         let commit = TurnCommit { session: session.into(), conversations, ..turn(1) };
         store.commit_turn(commit).await.unwrap();

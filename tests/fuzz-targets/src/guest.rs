@@ -254,7 +254,8 @@ fn encode(resolve: &Resolve, world: WorldId, module: &str) -> Vec<u8> {
     encoder
         .validate(true)
         .module(&module)
-        .and_then(|encoder| encoder.encode()).expect("the module fits the world")
+        .and_then(|encoder| encoder.encode())
+        .expect("the module fits the world")
 }
 
 fn text_at(index: usize) -> i32 {

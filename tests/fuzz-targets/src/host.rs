@@ -4,7 +4,9 @@ use crate::guest;
 use axum::Router;
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_gateway::GatewayOptions;
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
+use skep_model::{
+    ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
+};
 use skep_runtime::{AgentHost, Manifest, RuntimeOptions};
 use skep_store::Store;
 use std::{

@@ -94,7 +94,11 @@ impl Manifest {
             );
         }
         if let Some(file) = manifest.files.iter().find(|file| !file.is_ours()) {
-            bail!("{} names {:?}, which no backup has\n  hint: use another backup", path.display(), file.path);
+            bail!(
+                "{} names {:?}, which no backup has\n  hint: use another backup",
+                path.display(),
+                file.path
+            );
         }
         if !manifest.files.iter().any(|file| file.path == DATABASE) {
             bail!("{} names no database\n  hint: use another backup", path.display());

@@ -169,11 +169,7 @@ pub enum TurnEvent {
     Delta(String),
     ToolCall(ToolCall),
     ToolResult(ToolCall),
-    ModelChanged {
-        conversation: String,
-        from: String,
-        to: String,
-    },
+    ModelChanged { conversation: String, from: String, to: String },
     Generation { usage: Usage, timing: Timing },
     Done(Turn),
 }

@@ -32,7 +32,8 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                 tool_calls.push(call);
             }
             TurnEvent::ModelChanged { conversation, from, to } => {
-                let with = if from == to { format!("another {to}") } else { format!("{to} instead of {from}") };
+                let with =
+                    if from == to { format!("another {to}") } else { format!("{to} instead of {from}") };
                 printer.aside(&format!("conversation {conversation} goes on with {with}"))?;
             }
             TurnEvent::Generation { usage, timing } => generations.push((usage, timing)),

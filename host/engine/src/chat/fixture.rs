@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use skep_model::{
     Architecture, Batch, ChatTemplate, Executor, ExecutorLimits, LoadedModel, LogitRow, LogitsWanted,
-    MemoryPlan, ModelConfig, ModelDigest, ModelError, Rope, RopePairing, RopeScaling, RowOutput, SpecialTokens, Tokenizer,
+    MemoryPlan, ModelConfig, ModelDigest, ModelError, Rope, RopePairing, RopeScaling, RowOutput,
+    SpecialTokens, Tokenizer,
 };
 
 use crate::{Engine, EngineOptions};

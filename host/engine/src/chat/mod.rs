@@ -17,6 +17,7 @@ mod stream;
 mod tool_grammar;
 mod tool_parser;
 mod transcript;
+mod usage_sum;
 
 #[cfg(test)]
 mod chunking_tests;

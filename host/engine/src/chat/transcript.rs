@@ -14,6 +14,7 @@ use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
 use super::stream::{ChatOutcome, ChatStream};
+use super::usage_sum::UsageSum;
 use crate::{Cancel, Engine, EngineError, Usage};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,19 +30,6 @@ pub struct Transcript {
 
 fn is_none(count: &usize) -> bool {
     *count == 0
-}
-
-/// A sum of usage as it is stored. What was stored before a count existed has none of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct UsageSum {
-    prompt_tokens: u32,
-    cached_tokens: u32,
-    completion_tokens: u32,
-    forced_tokens: u32,
-    accepted_tokens: u32,
-    rejected_tokens: u32,
-    taken_back_tokens: u32,
 }
 
 impl Transcript {
@@ -95,7 +83,13 @@ impl Transcript {
     pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
         let mut foreign = 0;
         if self.foreign > 0 {
-            let kept = self.messages.iter().rev().zip(messages.iter().rev()).take_while(|(old, new)| old == new).count();
+            let kept = self
+                .messages
+                .iter()
+                .rev()
+                .zip(messages.iter().rev())
+                .take_while(|(old, new)| old == new)
+                .count();
             let changed = self.messages.len() - kept;
             if self.foreign > changed {
                 foreign = messages.len() - kept + self.foreign - changed;
@@ -126,24 +120,7 @@ impl Transcript {
 
     /// Sum over all answers that were committed.
     pub fn usage(&self) -> Usage {
-        let UsageSum {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        } = self.usage;
-        Usage {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        }
+        self.usage.into()
     }
 
     /// What is wrong with a transcript that comes from elsewhere, if something is: its tokens must be ones of the model of
@@ -222,15 +199,7 @@ impl Transcript {
     pub fn add_usage(&mut self, usage: &Usage) {
         let mut sum = self.usage();
         sum.add(usage);
-        self.usage = UsageSum {
-            prompt_tokens: sum.prompt_tokens,
-            cached_tokens: sum.cached_tokens,
-            completion_tokens: sum.completion_tokens,
-            forced_tokens: sum.forced_tokens,
-            accepted_tokens: sum.accepted_tokens,
-            rejected_tokens: sum.rejected_tokens,
-            taken_back_tokens: sum.taken_back_tokens,
-        };
+        self.usage = sum.into();
     }
 
     /// The messages; an answer of another model is what its text and its calls say, however that model spelt it.

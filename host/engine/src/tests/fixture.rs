@@ -6,8 +6,8 @@ use std::sync::Arc;
 use futures::future::join_all;
 use serde_json::json;
 use skep_model::{
-    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, ModelDigest, ModelWeights,
-    Sampling, Tokenizer,
+    ChatTemplate, Checkpoint, CpuExecutor, Executor, ExecutorOptions, KvDtype, LoadedModel, ModelDigest,
+    ModelWeights, Sampling, Tokenizer,
 };
 
 use crate::{

@@ -8,7 +8,9 @@ use axum::{
 };
 use serde_json::{Value, json};
 use skep_engine::{Engine, EngineOptions, ModelSet};
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
+use skep_model::{
+    ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
+};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::Store;
 use std::{path::Path, sync::Arc};

@@ -272,9 +272,7 @@ impl Services {
     pub(super) fn failed(&self) -> Vec<FailedAgent> {
         let agents = self.read();
         let failed = agents.iter().filter_map(|(name, slot)| match slot {
-            Slot::Failed(failed) => {
-                Some(FailedAgent { name: name.clone(), reason: failed.reason.clone() })
-            }
+            Slot::Failed(failed) => Some(FailedAgent { name: name.clone(), reason: failed.reason.clone() }),
             Slot::Ready(_) => None,
         });
         failed.collect()

@@ -5,8 +5,8 @@
 
 use super::{AgentHost, MAX_PAGE};
 use crate::{
-    ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail, SessionId,
-    SessionSummary, Tenant,
+    ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail,
+    SessionId, SessionSummary, Tenant,
     access::{plain_session, tenant_of},
     capability::{StoredConversation, is_quick_conversation, log::now_ms},
     portable::MAX_PORTABLE_BYTES,
@@ -40,7 +40,8 @@ impl AgentHost {
         let store = &self.inner.services.store;
         let outline = store.session_outline(agent, session).await?;
         let outline = outline.ok_or_else(|| session_not_found(agent, session))?;
-        let (mut conversations, mut usage) = (Vec::with_capacity(outline.conversations.len()), Usage::default());
+        let (mut conversations, mut usage) =
+            (Vec::with_capacity(outline.conversations.len()), Usage::default());
         let (mut page, mut has_more) = (Page::of(MAX_PAGE), false);
         // One after the other, so that no two of them are in memory.
         for ConversationOutline { name, .. } in outline.conversations {
@@ -88,7 +89,10 @@ impl AgentHost {
         let skipped = usize::try_from(after).unwrap_or(usize::MAX).min(messages.len());
         let mut page = Page::of(limit.min(MAX_PAGE));
         page.add(&messages[skipped..]);
-        Ok(MessagePage { total: messages.len() as u64, messages: (after.saturating_add(1)..).zip(page.messages).collect() })
+        Ok(MessagePage {
+            total: messages.len() as u64,
+            messages: (after.saturating_add(1)..).zip(page.messages).collect(),
+        })
     }
 
     /// Begins the session `to` as a copy of what is committed of `from`: its state, its conversations and the number of its
@@ -129,7 +133,12 @@ impl AgentHost {
             let mut conversations = Vec::with_capacity(snapshot.conversations.len());
             for row in &snapshot.conversations {
                 let StoredConversation { model, digest, transcript } = StoredConversation::read(row)?;
-                conversations.push(PortableConversation { name: row.name.clone(), model, digest, transcript });
+                conversations.push(PortableConversation {
+                    name: row.name.clone(),
+                    model,
+                    digest,
+                    transcript,
+                });
             }
             Ok(PortableSession {
                 summary: session_summary(snapshot.row),

@@ -8,8 +8,9 @@
 use super::{
     budget::{Beginning, Reservation, Turn},
     conversation::{Conversation, Generating},
-    generation::{Progress, check_model, end, engine_error, follow, generate, refuse, repeat, told},
+    generation::{check_model, end, engine_error, generate, refuse, repeat, told},
     generation_options::asked,
+    generation_progress::{Progress, follow},
     generation_record::{GenerationRecord, WrittenUsage},
 };
 use crate::{

@@ -2,8 +2,9 @@
 
 use super::{
     budget::{Beginning, Reservation, Turn},
-    generation::{Generated, Progress, check_model, end, engine_error, refuse, repeat, timing, usage},
+    generation::{Generated, check_model, end, engine_error, refuse, repeat, timing, usage},
     generation_options::{asked, chat_options},
+    generation_progress::Progress,
     generation_record::{GenerationRecord, WrittenUsage},
 };
 use crate::{

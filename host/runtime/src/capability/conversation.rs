@@ -134,12 +134,7 @@ impl Conversation {
     }
 
     /// A conversation that takes so many bytes of the session's room already.
-    pub(super) fn new(
-        engine: Engine,
-        transcript: Transcript,
-        room: Arc<SessionRoom>,
-        bytes: usize,
-    ) -> Self {
+    pub(super) fn new(engine: Engine, transcript: Transcript, room: Arc<SessionRoom>, bytes: usize) -> Self {
         let text_bytes = text_bytes(transcript.messages());
         let inner = Inner {
             transcript,

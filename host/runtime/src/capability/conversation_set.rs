@@ -87,9 +87,8 @@ pub(crate) fn is_quick_conversation(bytes: usize) -> bool {
 
 impl CommittedConversations {
     pub(crate) fn outlined(conversations: Vec<ConversationOutline>) -> Self {
-        let committed = |outline: ConversationOutline| {
-            (outline.name, Committed { bytes: outline.bytes, read: None })
-        };
+        let committed =
+            |outline: ConversationOutline| (outline.name, Committed { bytes: outline.bytes, read: None });
         CommittedConversations(conversations.into_iter().map(committed).collect())
     }
 
@@ -185,7 +184,9 @@ impl ConversationSet {
     ) -> Result<Result<Conversation, Error>, RuntimeError> {
         let taken = match self.opened.get(name) {
             Some(open) => !open.is_empty(),
-            None => self.stored(name, turn).await?.is_some_and(|stored| !stored.transcript.messages().is_empty()),
+            None => {
+                self.stored(name, turn).await?.is_some_and(|stored| !stored.transcript.messages().is_empty())
+            }
         };
         if taken {
             let message = format!("the session has a conversation {name:?} already; clear it first");
@@ -212,7 +213,11 @@ impl ConversationSet {
     }
 
     /// What is committed under this name.
-    async fn stored(&mut self, name: &str, turn: &Turn) -> Result<Option<Arc<StoredConversation>>, RuntimeError> {
+    async fn stored(
+        &mut self,
+        name: &str,
+        turn: &Turn,
+    ) -> Result<Option<Arc<StoredConversation>>, RuntimeError> {
         let Some(committed) = self.committed.0.get(name) else { return Ok(None) };
         if let Some(read) = committed.read.as_ref().or_else(|| self.read.get(name)) {
             return Ok(Some(read.clone()));
@@ -252,7 +257,12 @@ impl ConversationSet {
             from: stored.model.clone(),
             to: engine.info().name.clone(),
         };
-        tracing::warn!(conversation = name, from = change.from, to = change.to, "the model is another one now");
+        tracing::warn!(
+            conversation = name,
+            from = change.from,
+            to = change.to,
+            "the model is another one now"
+        );
         Ok(Conversation::new(engine, transcript, room, bytes).with_change(change))
     }
 

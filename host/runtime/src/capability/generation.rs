@@ -9,6 +9,7 @@ use super::{
     compaction::{Compacting, Cut},
     conversation::{Conversation, Generating, ModelChange},
     generation_options::{asked as asked_tokens, chat_options},
+    generation_progress::{Progress, follow},
     generation_record::{GenerationRecord, Message, WrittenUsage},
     text_stream::{Telling, TextSink, TextSource, text_stream},
 };
@@ -21,8 +22,8 @@ use crate::{
     journal::{Call, Identity, Made, Place, Reads, Stopped},
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, ModelDigest, TakenBack, Timing, Usage,
-    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
+    Cancel, Engine, EngineError, Timing, Usage,
+    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
 use std::sync::Arc;
 
@@ -206,7 +207,8 @@ pub(super) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
         return Ok(());
     }
     let name = &engine.info().name;
-    let message = format!("interrupted: the model {name} was exchanged for another one meanwhile; generate again");
+    let message =
+        format!("interrupted: the model {name} was exchanged for another one meanwhile; generate again");
     Err(Error::Internal(message))
 }
 
@@ -434,72 +436,6 @@ pub(super) fn repeat(
         message.append(generating, before, &generation, usage)?;
     }
     Ok(generation)
-}
-
-/// Journals the tokens of one generation as they come, and what the caller is shown with them.
-pub(super) struct Progress<'a> {
-    turn: &'a Turn,
-    call: &'a Call,
-    model: &'a ModelDigest,
-    visible: bool,
-    /// Tokens that are in the journal.
-    journalled: usize,
-    /// Bytes of text that the caller was shown before a restart.
-    shown_before: usize,
-}
-
-impl<'a> Progress<'a> {
-    pub(super) fn new(turn: &'a Turn, call: &'a Call, engine: &'a Engine, visible: bool) -> Self {
-        let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
-        Progress { turn, call, model: &engine.info().digest, visible, journalled, shown_before }
-    }
-
-    /// `produced` are all tokens so far, `delta` the text that the last ones gave. The last one told what had been taken
-    /// back.
-    pub(super) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
-        let known = self.shown_before.min(delta.len());
-        let text = if self.visible { &delta[known..] } else { "" };
-        if self.visible {
-            self.shown_before -= known;
-        }
-        let new = produced.get(self.journalled..).unwrap_or_default();
-        if new.is_empty() && text.is_empty() {
-            return;
-        }
-        self.journalled += new.len();
-        self.turn.journal.tokens(self.call, self.model, new, taken_back, text);
-    }
-}
-
-/// Reads a chat to its end.
-pub(super) async fn follow(
-    mut progress: Progress<'_>,
-    mut stream: ChatStream,
-    mut reservation: Reservation,
-    mut telling: Option<&mut Telling>,
-) -> Result<ChatOutcome, Error> {
-    while let Some(event) = stream.next().await {
-        reservation.produced(stream.spent_tokens());
-        match event.map_err(engine_error)? {
-            ChatEvent::Text { delta, .. } => {
-                progress.note(stream.produced(), stream.taken_back(), &delta);
-                if let Some(telling) = &mut telling {
-                    telling.push(&delta);
-                }
-            }
-            ChatEvent::ToolCallArguments { .. } => {
-                progress.note(stream.produced(), stream.taken_back(), "");
-            }
-            ChatEvent::Started { .. }
-            | ChatEvent::ToolCallStarted { .. }
-            | ChatEvent::ToolCallFinished { .. } => {}
-            ChatEvent::Finished(outcome) => {
-                reservation.settle(&outcome.usage);
-                return Ok(outcome);
-            }
-        }
-    }
-    Err(Error::Internal("the generation ended without a result".into()))
 }
 
 /// Decoding was constrained by the schema; this is the second enforcement, by another implementation.

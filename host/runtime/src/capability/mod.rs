@@ -15,6 +15,7 @@ mod fetch_budget;
 mod fetch_record;
 mod generation;
 mod generation_options;
+mod generation_progress;
 mod generation_record;
 mod http;
 pub(crate) mod inference;

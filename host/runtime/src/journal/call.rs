@@ -1,6 +1,10 @@
 //! One host call, and what is known of it from before a restart.
 
-use super::{flight::Flying, record::Identity, replay::{Place, Read}};
+use super::{
+    flight::Flying,
+    record::Identity,
+    replay::{Place, Read},
+};
 use crate::Json;
 use skep_engine::{ModelDigest, TakenBack};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -275,12 +275,13 @@ impl Actor {
         let memory = self.memory().await?;
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
-        let room = SessionRoom::new(
-            agent.limits.session_kb,
-            memory.state_bytes() + memory.conversations.bytes(),
+        let room =
+            SessionRoom::new(agent.limits.session_kb, memory.state_bytes() + memory.conversations.bytes());
+        let conversations = ConversationSet::new(
+            memory.conversations.clone(),
+            (services.store.clone(), self.key.clone()),
+            room,
         );
-        let conversations =
-            ConversationSet::new(memory.conversations.clone(), (services.store.clone(), self.key.clone()), room);
         turn_span::is_turn(number);
 
         let store = &services.store;

@@ -5,7 +5,9 @@ use crate::{
     AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
 };
 use skep_engine::{Engine, EngineOptions, ModelSet, Priority};
-use skep_model::{ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer};
+use skep_model::{
+    ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
+};
 use skep_store::{AgentRow, Store};
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -65,7 +65,14 @@ async fn tokens_that_were_stored_without_a_digest_have_to_spell_their_text() {
         host.deploy("chat", "", chatter()).await.expect("valid");
         host.answer("chat", "s", QUESTION).await;
         // As an early version wrote it.
-        let mut row = host.store().session("chat", "s").await.expect("readable").expect("there").conversations.remove(0);
+        let mut row = host
+            .store()
+            .session("chat", "s")
+            .await
+            .expect("readable")
+            .expect("there")
+            .conversations
+            .remove(0);
         let mut body: serde_json::Value = serde_json::from_slice(&row.body).expect("JSON");
         body.as_object_mut().expect("an object").remove("digest").expect("it has one");
         (row.body, row.digest) = (body.to_string().into_bytes(), None);

@@ -67,10 +67,16 @@ async fn a_turn_reads_only_the_conversations_that_it_opens() {
     host.agents.import_session("chat", whole, false).await.expect("it fits");
     host.answer("chat", "s", "hello").await;
     let remembered = until(async || Some(host.agents.remembered_bytes()).filter(|bytes| *bytes > 0)).await;
-    assert!(remembered < large, "{remembered} bytes are in memory, and one message of the archive has {large}");
+    assert!(
+        remembered < large,
+        "{remembered} bytes are in memory, and one message of the archive has {large}"
+    );
     let detail = host.agents.session("chat", "s").await.expect("it is there");
-    let counts: Vec<_> =
-        detail.conversations.iter().map(|one| (one.name.as_str(), one.messages, one.bytes > large as u64)).collect();
+    let counts: Vec<_> = detail
+        .conversations
+        .iter()
+        .map(|one| (one.name.as_str(), one.messages, one.bytes > large as u64))
+        .collect();
     assert_eq!(counts, [("archive", 4, true), ("main", 3, false)], "all of it is still there");
 }
 

@@ -88,7 +88,8 @@ fn an_answer_of_the_exchanged_model_stays_in_the_conversation_as_text() {
         (i32.store offset=84 (i32.const 1024) (i32.const 160))"#;
     let said = exchanged_at_every_write(&teller(first));
     let interrupted = said.iter().filter(|(text, messages, has_tokens)| {
-        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: ")) && (*messages, *has_tokens) == (2, false)
+        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: "))
+            && (*messages, *has_tokens) == (2, false)
     });
     assert!(interrupted.count() > 0, "{said:?}");
     for (text, ..) in &said {
