@@ -121,7 +121,7 @@ async fn a_call_is_decided_about_once() {
 
 #[tokio::test]
 async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_meanwhile() {
-    let host = start("[limits]\nturn_ms = 2000\napproval_ms = 2500").await;
+    let host = start("[limits]\nturn_ms = 6000\napproval_ms = 6500").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
     let outcome = handle.outcome().await.expect("its own time was not used up");
@@ -224,7 +224,7 @@ async fn asked_below(host: &Host) -> (RunHandle, String) {
 #[tokio::test]
 async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well() {
     let outside = Outside::start();
-    let host = start_chain(&outside, "[limits]\nturn_ms = 2000", "[limits]\napproval_ms = 2500").await;
+    let host = start_chain(&outside, "[limits]\nturn_ms = 6000", "[limits]\napproval_ms = 6500").await;
     let (handle, _) = asked_below(&host).await;
     let outcome = handle.outcome().await.expect("its own time was not used up");
     let refusal = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml";
