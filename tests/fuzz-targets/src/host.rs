@@ -20,7 +20,7 @@ pub(crate) struct SharedHost {
 }
 
 const EVERYTHING: &str = "[grants]\nhosts = [\"*\"]\ntools = [\"agent:*/*\"]\n[limits]\ncpu_ms = 2000\nturn_ms = 2000\n\
-                          tokens = 64\nlog_kb = 16\n";
+                          tokens_per_turn = 64\nlog_kb = 16\n";
 
 pub(crate) fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
