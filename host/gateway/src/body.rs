@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_body_of_too_many_values_is_refused_before_they_are_made() {
-        assert_eq!(values(br#"{"a": [1, "b,[\",", 3], "c": {}}"#), 6);
+        assert_eq!(values(br#"{"a": [1, "b,[\",", 3], "c": {}}"#), 7);
         let list = format!("{{\"prompt\": [{}0]}}", "0,".repeat(MAX_VALUES));
         assert_eq!(parse_fields(list.as_bytes()).unwrap_err().body()["error"]["code"], "body_too_large");
         let text = format!("{{\"prompt\": \"{}\"}}", ",".repeat(MAX_VALUES * 2));

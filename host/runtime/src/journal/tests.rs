@@ -100,6 +100,34 @@ async fn results_are_answered_again_and_then_the_turn_is_live() {
 }
 
 #[tokio::test]
+async fn a_call_of_the_host_is_found_again_whoever_comes_to_its_number_first() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let made = journal.make().expect("live");
+    let generate = journal.identify(made, identity("generate", 1)).expect("live");
+    let summary = journal.call_of_host(identity(SUMMARISE, 1)).expect("live");
+    assert_eq!((generate.number(), summary.number()), (1, 2));
+    journal.tokens(&summary, &[5], TakenBack::default(), "");
+    assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
+    journal.close().await.expect("stored");
+    for guest_is_first in [true, false] {
+        let (journal, _) = turn.open().await;
+        let made = journal.make().expect("recorded");
+        let clock = || journal.immediate(identity("clock", 0), || 9).expect("recorded");
+        if guest_is_first {
+            assert_eq!(clock(), 7);
+        }
+        let summary = journal.call_of_host(identity(SUMMARISE, 1)).expect("recorded");
+        assert_eq!((summary.number(), summary.tokens()), (2, &[5][..]));
+        if !guest_is_first {
+            assert_eq!(clock(), 7);
+        }
+        journal.identify(made, identity("generate", 1)).expect("recorded");
+        journal.check_replayed().expect("everything was made again");
+    }
+}
+
+#[tokio::test]
 async fn another_call_or_fewer_calls_than_before_are_a_divergence() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
