@@ -37,8 +37,18 @@ impl Process {
     }
 
     pub fn logging_to(log: Stdio, model: &Path, data: &Path) -> Process {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
-            .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
+        Process::with(Command::new(env!("CARGO_BIN_EXE_skep")).arg("up"), log, model, data)
+    }
+
+    /// With the settings of an operator.
+    pub fn configured(config: &Path, model: &Path, data: &Path) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+        Process::with(command.arg("up").arg("--config").arg(config), Stdio::inherit(), model, data)
+    }
+
+    fn with(command: &mut Command, log: Stdio, model: &Path, data: &Path) -> Process {
+        let mut child = command
+            .args(["--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
             .arg("--model")
             .arg(model)
             .arg("--data")

@@ -83,16 +83,24 @@ async fn a_backup_that_is_damaged_or_too_new_is_refused_and_leaves_nothing() {
     };
     let cases: [(&str, &dyn Fn(&Path), &str); 7] = [
         ("key", &|backup| std::fs::write(backup.join(KEY), "another").expect("written"), "SHA-256"),
-        ("database", &|backup| {
-            let mut bytes = std::fs::read(backup.join(DATABASE)).expect("a file");
-            let last = bytes.len() - 1;
-            bytes[last] ^= 1;
-            std::fs::write(backup.join(DATABASE), bytes).expect("written");
-        }, "SHA-256"),
+        (
+            "database",
+            &|backup| {
+                let mut bytes = std::fs::read(backup.join(DATABASE)).expect("a file");
+                let last = bytes.len() - 1;
+                bytes[last] ^= 1;
+                std::fs::write(backup.join(DATABASE), bytes).expect("written");
+            },
+            "SHA-256",
+        ),
         ("missing", &|backup| std::fs::remove_file(backup.join(KEY)).expect("removed"), "cannot read"),
         ("format", &|backup| change(backup, &|value| value["format"] = 9.into()), "newer skep"),
         ("schema", &|backup| change(backup, &|value| value["schema"] = 9_999.into()), "upgrade skep"),
-        ("path", &|backup| change(backup, &|value| value["files"][1]["path"] = "artifacts/../../x".into()), "no backup has"),
+        (
+            "path",
+            &|backup| change(backup, &|value| value["files"][1]["path"] = "artifacts/../../x".into()),
+            "no backup has",
+        ),
         ("none", &|backup| std::fs::remove_file(backup.join(MANIFEST)).expect("removed"), "is not a backup"),
     ];
     for (name, damage, expected) in cases {

@@ -65,7 +65,11 @@ pub async fn run(command: Command) -> Result<()> {
             }
             match held.backup_at_ms {
                 None => out::line("nothing is held"),
-                Some(at_ms) => out::line(&format!("held since the restore of a backup of {}: {}", out::ago(at_ms), sum(&held))),
+                Some(at_ms) => out::line(&format!(
+                    "held since the restore of a backup of {}: {}",
+                    out::ago(at_ms),
+                    sum(&held)
+                )),
             }
         }
         Command::Resume(args) => {

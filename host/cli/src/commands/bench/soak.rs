@@ -213,8 +213,12 @@ fn resident_mb(process: u32) -> Option<f64> {
 
 impl Report {
     fn verdict(&self) -> Result<()> {
-        let grown: Vec<&str> =
-            self.figures.iter().filter(|figure| figure.has_grown()).map(|figure| figure.what.as_str()).collect();
+        let grown: Vec<&str> = self
+            .figures
+            .iter()
+            .filter(|figure| figure.has_grown())
+            .map(|figure| figure.what.as_str())
+            .collect();
         let Self { lost, doubled, troubles, seed, .. } = self;
         if grown.is_empty() && lost + doubled + troubles == 0 {
             return Ok(());
@@ -225,9 +229,7 @@ impl Report {
 
 fn for_people(report: &Report) -> Result<()> {
     let Report { seed, wall_s, orders, lost, doubled, .. } = report;
-    out::line(&format!(
-        "{orders} orders in {wall_s:.0} s with seed {seed}: {lost} lost, {doubled} doubled"
-    ))?;
+    out::line(&format!("{orders} orders in {wall_s:.0} s with seed {seed}: {lost} lost, {doubled} doubled"))?;
     let rows: Vec<_> = report
         .figures
         .iter()

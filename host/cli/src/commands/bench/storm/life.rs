@@ -31,7 +31,17 @@ impl Birth {
         let log = log.context("cannot write the host's log")?;
         let began = Instant::now();
         let child = Command::new(std::env::current_exe().context("cannot find this program")?)
-            .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error", "--device", "cpu"])
+            .args([
+                "up",
+                "--listen",
+                "127.0.0.1:0",
+                "--threads",
+                "1",
+                "--log-level",
+                "error",
+                "--device",
+                "cpu",
+            ])
             .arg("--model")
             .arg(model)
             .arg("--data")

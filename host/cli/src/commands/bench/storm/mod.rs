@@ -21,8 +21,8 @@ use tokio::task::JoinSet;
 
 use super::build_agent;
 use crate::embedded::STORM;
-pub use books::{Account, COLUMNS};
 use books::Books;
+pub use books::{Account, COLUMNS};
 use life::{Birth, Life};
 use outside::Outside;
 
@@ -154,7 +154,9 @@ impl Storm {
 
     fn manifest(&self, name: &str, turn_ms: u64, more: &str) -> String {
         let url = &self.outside.url;
-        format!("name = \"{name}\"\n[limits]\nturn_ms = {turn_ms}\n[grants]\nrandom = true\nhosts = [\"{url}\"]\n{more}")
+        format!(
+            "name = \"{name}\"\n[limits]\nturn_ms = {turn_ms}\n[grants]\nrandom = true\nhosts = [\"{url}\"]\n{more}"
+        )
     }
 
     fn grants(&self) -> String {
@@ -200,7 +202,10 @@ impl Storm {
     /// given meanwhile.
     pub async fn settle(self: &Arc<Self>, mut clients: JoinSet<()>) -> Result<()> {
         self.end();
-        let gone = async { while clients.join_next().await.transpose()?.is_some() {} Ok::<_, anyhow::Error>(()) };
+        let gone = async {
+            while clients.join_next().await.transpose()?.is_some() {}
+            Ok::<_, anyhow::Error>(())
+        };
         tokio::time::timeout(2 * ANSWER, gone).await.context("a client got no answer")??;
         let until = Instant::now() + SETTLE;
         while Instant::now() < until {
@@ -228,10 +233,7 @@ impl Storm {
     }
 
     /// Sends a request until a host has answered it. Those who have no room are asked again.
-    pub async fn ask(
-        &self,
-        request: impl Fn(&reqwest::Client, &str) -> RequestBuilder,
-    ) -> Answer {
+    pub async fn ask(&self, request: impl Fn(&reqwest::Client, &str) -> RequestBuilder) -> Answer {
         let mut is_repeated = false;
         let began = Instant::now();
         loop {

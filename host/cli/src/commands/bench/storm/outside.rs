@@ -160,9 +160,9 @@ impl Outside {
 
 /// A short wait that follows from the id.
 async fn pause(id: &str, which: u64) {
-    let sum = id.bytes().fold(which.wrapping_mul(7_919), |sum, byte| {
-        sum.wrapping_mul(31).wrapping_add(u64::from(byte))
-    });
+    let sum = id
+        .bytes()
+        .fold(which.wrapping_mul(7_919), |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
     tokio::time::sleep(Duration::from_millis((sum >> 3) % MAX_DELAY_MS)).await;
 }
 

@@ -82,7 +82,10 @@ impl Storm {
             self.books.found("turn", &id, Told::Done, times);
         }
         if !strange.is_empty() {
-            self.trouble(format!("session {} has {strange:?}, which failed or was not ordered", ledger.session));
+            self.trouble(format!(
+                "session {} has {strange:?}, which failed or was not ordered",
+                ledger.session
+            ));
         }
         if !ledger.is_in_order(&entries) {
             self.trouble(format!("session {} has its entries in another order: {entries:?}", ledger.session));
@@ -118,7 +121,13 @@ impl Storm {
     }
 
     /// A copy is there as a whole.
-    async fn copied(&self, kind: &'static str, copy: String, answer: Answer, entries: &[String]) -> Option<String> {
+    async fn copied(
+        &self,
+        kind: &'static str,
+        copy: String,
+        answer: Answer,
+        entries: &[String],
+    ) -> Option<String> {
         // The one whose answer was lost may have been made.
         if answer.status != 201 && !(answer.status == 409 && answer.is_repeated) {
             self.trouble(format!("{kind} {copy}: {} {}", answer.status, answer.body));

@@ -45,9 +45,8 @@ impl Storm {
         let before = self.in_force().await;
         let Some(version) = before["version"].as_u64().filter(|version| *version > 1) else { return };
         let body = serde_json::json!({ "version": version - 1 });
-        let answer = self
-            .ask(|http, url| http.post(format!("{url}/v1/agents/{AGENT}/rollback")).json(&body))
-            .await;
+        let answer =
+            self.ask(|http, url| http.post(format!("{url}/v1/agents/{AGENT}/rollback")).json(&body)).await;
         if answer.status != 200 {
             // Only so many versions are kept.
             if answer.code() != "version_not_found" {
