@@ -1,6 +1,6 @@
 //! The benchmarks that drive a server: what they count, and that they fail when the server does.
 
-use crate::harness::shared;
+use crate::{durability::tiny_model, harness::shared};
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -59,6 +59,17 @@ fn a_server_whose_calls_break_their_schema_fails_the_benchmark() {
 fn a_server_that_is_not_there_is_an_error_of_its_own() {
     let (output, report) = bench(&["agents", "--url", "http://127.0.0.1:9/v1"]);
     assert_eq!((output.status.code(), report), (Some(3), Value::Null));
+}
+
+#[test]
+fn a_host_that_is_killed_under_everything_at_once_loses_and_doubles_nothing() {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let small = ["crash", "--kills", "6", "--minutes", "5", "--workers", "4", "--seed", "2026", "--model"];
+    let (output, report) = bench(&[small.as_slice(), &[model.path().to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{report:#}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&report["kills"], &report["lost"], &report["doubled"]), (&6.into(), &0.into(), &0.into()));
+    assert!(report["effects"].as_u64().unwrap() > 0 && report["ready_ms"]["p50"].as_f64().unwrap() > 0.0);
 }
 
 #[test]

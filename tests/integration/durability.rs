@@ -40,6 +40,11 @@ impl Process {
         Process::with(log, &[], model, data)
     }
 
+    /// With the settings of an operator.
+    pub fn configured(config: &Path, model: &Path, data: &Path) -> Process {
+        Process::with(Stdio::inherit(), &["--config", &config.display().to_string()], model, data)
+    }
+
     /// With these arguments beside those that all of them have.
     pub fn with(log: Stdio, arguments: &[&str], model: &Path, data: &Path) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))

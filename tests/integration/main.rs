@@ -10,6 +10,8 @@ mod harness;
 mod agents;
 /// Calls that people decide about.
 mod approvals;
+/// Backups of a host under load, and what a restored one does.
+mod backup;
 /// Batches: a host that is killed with a full queue, and the commands that fill and read it.
 mod batches;
 /// The benchmarks that drive a server.

@@ -174,7 +174,11 @@ fn beside(place: &Path, prefix: &str) -> Result<tempfile::TempDir> {
         _ => PathBuf::from("."),
     };
     std::fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    let made = tempfile::Builder::new().prefix(prefix).tempdir_in(&parent);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+    let made = builder.tempdir_in(&parent);
     made.with_context(|| format!("cannot make a folder in {}", parent.display()))
 }
 

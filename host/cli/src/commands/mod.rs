@@ -155,6 +155,8 @@ impl Cli {
         let default_level = match self.command {
             // The protocol library says at every level what its peers said.
             Command::Up(_) => "info,rmcp=error",
+            // The copy of a database is one statement, which is long.
+            Command::Backup(_) => "error",
             // Its turns fail on purpose.
             Command::Bench(bench::Command::Neighbours(_)) => "error",
             _ => "warn",
