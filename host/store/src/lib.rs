@@ -40,8 +40,8 @@ mod schedules;
 mod schema;
 mod secrets;
 mod sessions;
-mod sqlite;
 mod snapshot;
+mod sqlite;
 mod standing;
 #[cfg(test)]
 mod tests;

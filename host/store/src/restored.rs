@@ -193,7 +193,8 @@ async fn release_work(connection: &mut SqliteConnection) -> Result<bool, StoreEr
         "UPDATE batches SET held = FALSE WHERE key IN (SELECT key FROM batches WHERE held LIMIT ?)",
     ] {
         let done = query(AssertSqlSafe(sql)).bind(ROWS).execute(&mut *connection).await;
-        changed += done.map_err(StoreError::while_it("let go what was held since a restore"))?.rows_affected();
+        changed +=
+            done.map_err(StoreError::while_it("let go what was held since a restore"))?.rows_affected();
     }
     Ok(changed > 0)
 }
@@ -201,8 +202,8 @@ async fn release_work(connection: &mut SqliteConnection) -> Result<bool, StoreEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sqlx::query_scalar;
     use crate::{Acceptance, AgentRow, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, WebhookRow};
+    use sqlx::query_scalar;
 
     async fn with_work() -> Store {
         let store = Store::in_memory().await.unwrap();

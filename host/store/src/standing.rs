@@ -1,7 +1,9 @@
 //! How the database itself stands: how much work is open in it, and what room it takes.
 
 use crate::{Store, StoreError};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, query_as, query_scalar, sqlite::SqliteConnectOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, query_as, query_scalar, sqlite::SqliteConnectOptions,
+};
 use std::{collections::BTreeMap, path::Path};
 
 /// The histogram of the time that commits of turns take, in seconds. It is described by whoever has a recorder.

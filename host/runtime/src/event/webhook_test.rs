@@ -34,7 +34,8 @@ impl Webhooks {
         let webhook = self.get(id).ok_or_else(not_found)?;
         let secret = self.secret(&webhook).await?;
         let (event_id, now_ms) = (format!("test-{}", uuid::Uuid::now_v7().simple()), self.clock.now_ms());
-        let body = envelope(TOPIC, now_ms, &event_id, HOST_SOURCE, &json!({"webhook": id})).to_string().into_bytes();
+        let body =
+            envelope(TOPIC, now_ms, &event_id, HOST_SOURCE, &json!({"webhook": id})).to_string().into_bytes();
         let message = WebhookMessage {
             url: &webhook.summary.url,
             secret: &secret,
