@@ -50,7 +50,7 @@ impl Services {
             schedules,
             batches,
             "this host was restored from a backup; what was on its way then is held, because it may have been done since: \
-             `skep held` shows it, `skep held resume` goes on with it, `skep held drop` gives it up"
+             `skep held show` tells how much, `skep held resume` goes on with it, `skep held drop` gives it up"
         );
         Ok(())
     }
