@@ -1,9 +1,10 @@
 //! Work that keeps a processor for long: rendering and encoding prompts, compiling constraints, reading and checking large
 //! JSON. It runs on threads of its own, so that the threads which serve everyone else go on.
 //!
-//! As much runs at once as there are processors, and one tenant never has the last place: whatever it asks for, another's
+//! Twice as much runs at once as there are processors, and of several tenants one never has the last place: whatever it asks for, another's
 //! work begins at once. What nobody waits for any more is told so by its [`Cancel`], and keeps its place until it stops.
 
+use crate::tenancy::Tenancy;
 use skep_engine::Cancel;
 use std::{
     collections::HashMap,
@@ -26,24 +27,24 @@ const MAX_IDLE_TENANTS: usize = 1_024;
 /// The places of one host.
 pub struct Compute {
     places: Arc<Semaphore>,
-    /// That one tenant has at most.
+    /// That one tenant has at most, where there are several.
     of_one: usize,
+    tenancy: Tenancy,
     tenants: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// Tells the work that nobody waits, unless it has ended.
 struct GivesUp(Cancel);
 
-impl Default for Compute {
-    fn default() -> Self {
-        Compute::new(thread::available_parallelism().map_or(1, usize::from))
-    }
-}
-
 impl Compute {
-    fn new(processors: usize) -> Self {
-        let places = processors.max(2);
-        Compute { places: Arc::new(Semaphore::new(places)), of_one: places - 1, tenants: Mutex::default() }
+    pub(crate) fn new(tenancy: Tenancy) -> Self {
+        // Twice as many as there are processors, so that what is short goes on beside what is long.
+        Self::with_places(2 * thread::available_parallelism().map_or(1, usize::from), tenancy)
+    }
+
+    fn with_places(places: usize, tenancy: Tenancy) -> Self {
+        let (of_one, places) = (places - 1, Arc::new(Semaphore::new(places)));
+        Compute { places, of_one, tenancy, tenants: Mutex::default() }
     }
 
     /// Does the work on another thread, when there is a place. Dropping this gives the work up.
@@ -53,7 +54,12 @@ impl Compute {
         work: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> T {
         // First among the tenant's own: what waits behind those is in nobody's way.
-        let own = self.of_tenant(tenant).acquire_owned().await.expect("the semaphore is never closed");
+        let own = match self.tenancy.has_several() {
+            true => {
+                Some(self.of_tenant(tenant).acquire_owned().await.expect("the semaphore is never closed"))
+            }
+            false => None,
+        };
         let place = self.places.clone().acquire_owned().await.expect("the semaphore is never closed");
         let gives_up = GivesUp(Cancel::default());
         let (cancel, span) = (gives_up.0.clone(), Span::current());
@@ -113,6 +119,12 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    fn two_places() -> Compute {
+        let tenancy = Tenancy::default();
+        tenancy.set_several(true);
+        Compute::with_places(2, tenancy)
+    }
+
     /// Work that goes on until the sender says something or is dropped.
     fn held() -> (mpsc::Sender<()>, impl FnOnce(&Cancel) + Send + 'static) {
         let (release, wait) = mpsc::channel::<()>();
@@ -121,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_tenant_never_has_the_last_place() {
-        let compute = Arc::new(Compute::new(1));
+        let compute = Arc::new(two_places());
         let (release, first) = held();
         let busy = tokio::spawn({
             let compute = compute.clone();
@@ -143,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_nobody_waits_for_is_told_and_keeps_its_place_until_it_stops() {
-        let compute = Arc::new(Compute::new(1));
+        let compute = Arc::new(two_places());
         let (told, hears) = mpsc::channel();
         let (release, wait) = mpsc::channel::<()>();
         let working = tokio::spawn({

@@ -17,6 +17,8 @@ pub(crate) struct Egress {
     pub(crate) client: Client,
     /// For requests of turns. The client has a few more for webhooks.
     places: TenantPlaces,
+    /// Of calls of tool servers, which may be slow and stop no request.
+    tool_places: TenantPlaces,
     pub(crate) vault: Vault,
     granted: Arc<Origins>,
 }
@@ -25,13 +27,19 @@ impl Egress {
     pub(crate) fn new(store: Store, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
         let (client, granted) =
             (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
-        let places = TenantPlaces::new(options.outbound.max_running, tenancy);
-        Egress { client, places, granted, vault: Vault::new(store, options.key_file.clone()) }
+        let places = TenantPlaces::new(options.outbound.max_running, tenancy.clone());
+        let tool_places = TenantPlaces::new(options.outbound.max_running, tenancy);
+        Egress { client, places, tool_places, granted, vault: Vault::new(store, options.key_file.clone()) }
     }
 
     /// Waits for one of the places of requests that run at once.
     pub(crate) async fn place(&self, tenant: &str) -> TenantPlace {
         self.places.take(tenant).await
+    }
+
+    /// Waits for one of the places of calls of tool servers that run at once.
+    pub(crate) async fn tool_place(&self, tenant: &str) -> TenantPlace {
+        self.tool_places.take(tenant).await
     }
 
     /// Sends a request of a tenant's turn, when it has a place among those that run at once.

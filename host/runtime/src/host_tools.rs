@@ -234,7 +234,7 @@ async fn attempt_once(
         Target::Server { server, tool } => {
             let called = server.call(&tool.definition.name, arguments.value());
             let called = async {
-                let _place = turn.egress.place(&turn.affinity.tenant).await;
+                let _place = turn.egress.tool_place(&turn.affinity.tenant).await;
                 called.await.map(Json::from).map_err(|error| server_error(error, tool))
             };
             Ok(match timeout {

@@ -1,7 +1,11 @@
 //! How many bytes of messages may wait: of one session, of one tenant and of the whole host. A message counts from before it is
 //! stored until its turn has ended, so that nothing is accepted for which there is no room.
 
-use crate::{Invocation, Origin, RuntimeError, metric, session::SessionKey};
+use crate::{
+    Invocation, Origin, RuntimeError, metric,
+    session::SessionKey,
+    tenancy::{Tenancy, may_take},
+};
 use std::{
     collections::HashMap,
     hash::Hash,
@@ -28,6 +32,7 @@ impl Default for WaitingBytes {
 /// The messages of one host, as sums of their bytes.
 pub(crate) struct Intake {
     limits: WaitingBytes,
+    tenancy: Tenancy,
     held: Mutex<Sums>,
 }
 
@@ -47,8 +52,8 @@ pub(crate) struct Held {
 }
 
 impl Intake {
-    pub(crate) fn new(limits: WaitingBytes) -> Arc<Self> {
-        Arc::new(Intake { limits, held: Mutex::default() })
+    pub(crate) fn new(limits: WaitingBytes, tenancy: Tenancy) -> Arc<Self> {
+        Arc::new(Intake { limits, tenancy, held: Mutex::default() })
     }
 
     /// Takes room for a message, if its session, its tenant and the host have it.
@@ -81,6 +86,15 @@ impl Intake {
                 );
                 return Err(RuntimeError::IntakeFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
+        }
+        let of_tenant = held.tenants.get(principal).copied().unwrap_or_default();
+        if !may_take(of_tenant, held.host, bytes, of_host, self.tenancy.has_several()) {
+            let message = format!(
+                "messages of {of_tenant} bytes wait or run for the tenant already, and what is left of the {of_host} bytes of the \
+                 host is for other tenants; wait for turns to end, or cancel some; the operator allows more with \
+                 `max_waiting_bytes` under [runtime] in skep.toml"
+            );
+            return Err(RuntimeError::IntakeFull { message, retry_after_ms: RETRY_AFTER_MS });
         }
         Ok(self.hold(&mut held, principal.clone(), session, bytes))
     }
@@ -181,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_session_a_tenant_and_the_host_have_bounds_of_their_own() {
-        let intake = Intake::new(WaitingBytes { session: 10, tenant: 20, host: 30 });
+        let intake = Intake::new(WaitingBytes { session: 10, tenant: 20, host: 30 }, Tenancy::default());
         let take = |tenant, session, bytes| intake.take(&message(tenant, session, bytes));
         let refused = |tenant, session, bytes| take(tenant, session, bytes).err().expect("refused");
         let first = take("t", "t/1", 10).expect("there is room");

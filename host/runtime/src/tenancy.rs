@@ -5,13 +5,13 @@
 //! length thresholds for shared-memory packet switches", 1998). A host with one tenant has all of it for that one.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 /// A tenant may have this many times as many as are free: alone, three quarters of all.
 pub const TENANT_SHARE: usize = 3;
@@ -40,12 +40,8 @@ pub(crate) struct Shares {
 impl Shares {
     /// Whether a tenant may take so many more of `limit`.
     pub(crate) fn may_take(&self, tenant: &str, count: usize, limit: usize, has_several: bool) -> bool {
-        let free = limit.saturating_sub(self.all);
-        if count > free || !has_several {
-            return count <= free;
-        }
         let had = self.by_tenant.get(tenant).copied().unwrap_or_default();
-        had + count <= TENANT_SHARE * (free - count + 1)
+        may_take(had, self.all, count, limit, has_several)
     }
 
     pub(crate) fn take(&mut self, tenant: &str, count: usize) {
@@ -72,6 +68,15 @@ impl Shares {
     }
 }
 
+/// Whether a tenant that has `had` may take so many more, where all tenants have `all` of `limit`.
+pub(crate) fn may_take(had: usize, all: usize, count: usize, limit: usize, has_several: bool) -> bool {
+    let free = limit.saturating_sub(all);
+    if count > free || !has_several {
+        return count <= free;
+    }
+    had + count <= TENANT_SHARE * (free - count + 1)
+}
+
 impl FromIterator<(String, usize)> for Shares {
     fn from_iter<I: IntoIterator<Item = (String, usize)>>(taken: I) -> Self {
         let mut shares = Shares::default();
@@ -89,8 +94,19 @@ pub(crate) struct TenantPlaces {
 struct Inner {
     limit: usize,
     tenancy: Tenancy,
-    shares: Mutex<Shares>,
-    freed: Notify,
+    line: Mutex<Line>,
+}
+
+#[derive(Default)]
+struct Line {
+    shares: Shares,
+    /// Who came first is first.
+    waiting: VecDeque<Waiter>,
+}
+
+struct Waiter {
+    tenant: String,
+    place: oneshot::Sender<TenantPlace>,
 }
 
 /// One of them, until it is dropped.
@@ -101,41 +117,47 @@ pub(crate) struct TenantPlace {
 
 impl TenantPlaces {
     pub(crate) fn new(limit: usize, tenancy: Tenancy) -> Self {
-        let inner = Inner { limit: limit.max(1), tenancy, shares: Mutex::default(), freed: Notify::new() };
+        let inner = Inner { limit: limit.max(1), tenancy, line: Mutex::default() };
         TenantPlaces { inner: Arc::new(inner) }
     }
 
-    /// Waits for a place. Nothing is taken if this is dropped before.
+    /// Waits for a place, behind those who came before and may have one. Nothing is taken if this is dropped before.
     pub(crate) async fn take(&self, tenant: &str) -> TenantPlace {
+        let (sender, place) = oneshot::channel();
+        self.line().waiting.push_back(Waiter { tenant: tenant.to_owned(), place: sender });
+        self.serve();
+        place.await.expect("whoever waits is in the line")
+    }
+
+    /// Gives places to those who wait, the first ones first, as far as there are places for them.
+    fn serve(&self) {
+        let Inner { limit, tenancy, line } = &*self.inner;
         loop {
-            let mut freed = std::pin::pin!(self.inner.freed.notified());
-            // From here on, nothing that is given back is missed.
-            freed.as_mut().enable();
-            if self.take_now(tenant) {
-                return TenantPlace { places: self.clone(), tenant: tenant.to_owned() };
-            }
-            freed.await;
+            let next = {
+                let Line { shares, waiting } = &mut *line.lock().unwrap_or_else(PoisonError::into_inner);
+                // Who gave up waits no more.
+                waiting.retain(|waiter| !waiter.place.is_closed());
+                let may = |waiter: &Waiter| shares.may_take(&waiter.tenant, 1, *limit, tenancy.has_several());
+                let next = if shares.all() < *limit { waiting.iter().position(may) } else { None };
+                let next = next.and_then(|next| waiting.remove(next));
+                next.iter().for_each(|next| shares.take(&next.tenant, 1));
+                next
+            };
+            let Some(Waiter { tenant, place }) = next else { return };
+            // If it gave up just now, the place comes back as it is dropped.
+            drop(place.send(TenantPlace { places: self.clone(), tenant }));
         }
     }
 
-    fn take_now(&self, tenant: &str) -> bool {
-        let mut shares = self.shares();
-        let may = shares.may_take(tenant, 1, self.inner.limit, self.inner.tenancy.has_several());
-        if may {
-            shares.take(tenant, 1);
-        }
-        may
-    }
-
-    fn shares(&self) -> MutexGuard<'_, Shares> {
-        self.inner.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.inner.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for TenantPlace {
     fn drop(&mut self) {
-        self.places.shares().give_back(&self.tenant, 1);
-        self.places.inner.freed.notify_waiters();
+        self.places.line().shares.give_back(&self.tenant, 1);
+        self.places.serve();
     }
 }
 
@@ -185,6 +207,23 @@ mod tests {
                 assert_eq!(shares.may_take("a", count, 64, true), all, "{count} beside {had} and {others}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn places_are_given_in_the_order_in_which_they_were_asked_for() {
+        let places = TenantPlaces::new(1, Tenancy::default());
+        let held = places.take("a").await;
+        let (first, given_up, second) = (places.take("a"), places.take("a"), places.take("a"));
+        tokio::pin!(first, second);
+        timeout(Duration::ZERO, first.as_mut()).await.err().expect("there is one");
+        timeout(Duration::ZERO, given_up).await.err().expect("there is one");
+        timeout(Duration::ZERO, second.as_mut()).await.err().expect("there is one");
+        drop(held);
+        timeout(Duration::ZERO, places.take("a")).await.err().expect("others came before");
+        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the first comes first");
+        drop(first.await);
+        drop(second.await);
+        drop(places.take("a").await);
     }
 
     #[tokio::test]

@@ -108,21 +108,25 @@ pub(crate) async fn insert(
         deliveries::insert(connection, key, delivery, now_ms).await?;
     }
     if key % EVENTS_BETWEEN_PRUNING == 0 {
-        prune(connection, now_ms).await?;
+        let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms);
+        prune(connection, before(EVENT_IDS_KEPT_MS), before(DEAD_KEPT_MS)).await?;
     }
     Ok(Published::New)
 }
 
-/// How many it were.
-pub(crate) async fn prune(connection: &mut SqliteConnection, now_ms: u64) -> Result<u64, StoreError> {
-    let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms) as i64;
+/// Removes events from before these times: those that are only ids, and those with dead letters. How many it were.
+pub(crate) async fn prune(
+    connection: &mut SqliteConnection,
+    ids_before_ms: u64,
+    dead_before_ms: u64,
+) -> Result<u64, StoreError> {
     let gone = query(
         "DELETE FROM events WHERE key IN (SELECT key FROM events WHERE published_at_ms < ?1
              AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?2))
              ORDER BY published_at_ms LIMIT ?3)",
     )
-    .bind(before(EVENT_IDS_KEPT_MS))
-    .bind(before(DEAD_KEPT_MS))
+    .bind(ids_before_ms as i64)
+    .bind(dead_before_ms as i64)
     .bind(MAX_FORGOTTEN)
     .execute(connection)
     .await

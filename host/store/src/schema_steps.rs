@@ -355,11 +355,11 @@ pub(crate) const STEPS: &[&str] = &[
     ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
     CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);
 ",
-    // The model that a conversation's tokens are of, so that a host whose models changed can tell whom that concerns.
+    // The model that a conversation's tokens are of, so that a host whose models changed can tell whom that concerns. It
+    // is written with the conversation; those that are there are not read for it.
     "
     ALTER TABLE conversations ADD COLUMN model TEXT;
     ALTER TABLE conversations ADD COLUMN digest TEXT;
-    UPDATE conversations SET model = json_extract(CAST(body AS TEXT), '$.model') WHERE json_valid(CAST(body AS TEXT));
     CREATE INDEX conversations_by_model ON conversations (model, digest, session);
 ",
     // When a host last looked at its clock, and times of day that did not happen because somebody set it forward.
@@ -370,8 +370,8 @@ pub(crate) const STEPS: &[&str] = &[
     // When an idempotency key was answered, so that it can be forgotten; and the log lines of each tenant's sessions.
     "
     ALTER TABLE outcomes ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;
-    UPDATE outcomes SET at_ms = unixepoch() * 1000;
     CREATE INDEX outcomes_by_age ON outcomes (at_ms);
+    CREATE INDEX deliveries_open ON deliveries (event) WHERE state IN (0, 1);
     CREATE INDEX logs_by_folder ON logs (agent, substr(session, 1, instr(session, '/')), id);
 ",
     // What a restored database holds back until the operator has decided; deliveries and schedules have states for that.

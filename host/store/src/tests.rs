@@ -235,10 +235,10 @@ async fn answers_to_idempotency_keys_are_forgotten_in_pieces_when_they_are_old()
         store.commit_turn(TurnCommit { outcome: Some(outcome), ..turn(number) }).await.unwrap();
     }
     // Turn n is committed at 100 + n.
-    assert_eq!(store.forget_outcomes(550).await.unwrap(), 449);
+    assert_eq!(store.forget_outcomes(550, 2_000).await.unwrap(), 449);
     assert_eq!(store.outcome(AGENT, "s", "key 449").await.unwrap(), None);
     assert!(store.outcome(AGENT, "s", "key 450").await.unwrap().is_some());
-    assert_eq!(store.forget_outcomes(550).await.unwrap(), 0);
+    assert_eq!(store.forget_outcomes(550, 2_000).await.unwrap(), 0);
 }
 
 #[tokio::test]

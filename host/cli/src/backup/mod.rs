@@ -58,7 +58,7 @@ struct BackupFile {
 
 impl Manifest {
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
     }
 
     /// Reads and checks the file of a backup; not yet the others.
@@ -119,11 +119,12 @@ impl BackupFile {
     }
 }
 
-/// Copies a file to one that is not there, for its owner alone, and waits for the disk. `done` bytes were copied before.
-fn copy(from: &Path, to: &Path, step: &dyn Step, done: u64) -> Result<(u64, String)> {
+/// Copies at most so many bytes of a file to one that is not there, for its owner alone, and waits for the disk. `done` bytes
+/// were copied before.
+fn copy(from: &Path, to: &Path, most: u64, step: &dyn Step, done: u64) -> Result<(u64, String)> {
     let reading = || format!("cannot read {}", from.display());
     let writing = || format!("cannot write {}", to.display());
-    let mut source = File::open(from).with_context(reading)?;
+    let mut source = File::open(from).with_context(reading)?.take(most);
     let mut target = make_for_owner(to).with_context(writing)?;
     let (mut hasher, mut buffer, mut copied) = (Sha256::new(), vec![0; CHUNK_BYTES], 0);
     loop {
@@ -167,9 +168,11 @@ fn make_for_owner(path: &Path) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// Makes a folder beside `place`, on the same disk, which gets that name later.
-fn beside(place: &Path, prefix: &str) -> Result<tempfile::TempDir> {
+/// Makes a folder on the disk of `place`, whose contents get there later: inside of a folder that is there and empty, which
+/// may be a disk of its own, or beside it.
+fn beside(place: &Path, is_free: bool, prefix: &str) -> Result<tempfile::TempDir> {
     let parent = match place.parent() {
+        _ if is_free && place.is_dir() => place.to_owned(),
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     };
@@ -182,13 +185,40 @@ fn beside(place: &Path, prefix: &str) -> Result<tempfile::TempDir> {
     made.with_context(|| format!("cannot make a folder in {}", parent.display()))
 }
 
-/// Gives a folder that is complete its name, which nobody has or which is an empty folder.
-fn put_in_place(folder: tempfile::TempDir, place: &Path) -> Result<()> {
+/// Gives what is complete its place, where nothing is yet. The file that makes it whole, `last`, comes after the others.
+fn put_in_place(folder: tempfile::TempDir, place: &Path, last: &str) -> Result<()> {
+    let rename = |from: &Path, to: &Path| {
+        std::fs::rename(from, to)
+            .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
+    };
+    let artifacts = folder.path().join(ARTIFACTS);
+    if artifacts.is_dir() {
+        sync(&artifacts)?;
+    }
+    sync(folder.path())?;
+    if folder.path().parent() != Some(place) {
+        rename(folder.path(), place)?;
+        // It has gone to its place; there is nothing to be removed.
+        let _ = folder.keep();
+        return sync(
+            place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        );
+    }
+    let entries = std::fs::read_dir(folder.path()).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let mut names: Vec<_> =
+        entries.context("cannot read the folder")?.iter().map(|entry| entry.file_name()).collect();
+    names.sort_by_key(|name| name == last);
+    for name in names {
+        rename(&folder.path().join(&name), &place.join(&name))?;
+    }
+    sync(place)
+}
+
+/// Waits until a folder is on the disk.
+fn sync(folder: &Path) -> Result<()> {
     #[cfg(unix)]
-    File::open(folder.path()).and_then(|folder| folder.sync_all()).context("cannot write to the disk")?;
-    let made = folder.keep();
-    std::fs::rename(&made, place)
-        .with_context(|| format!("cannot rename {} to {}", made.display(), place.display()))
+    File::open(folder).and_then(|folder| folder.sync_all()).context("cannot write to the disk")?;
+    Ok(())
 }
 
 fn is_empty_or_absent(folder: &Path) -> Result<bool> {

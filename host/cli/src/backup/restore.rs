@@ -33,7 +33,7 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
             data.display()
         );
     }
-    let folder = beside(data, ".skep-restore-")?;
+    let folder = beside(data, is_free, ".skep-restore-")?;
     check_room(folder.path(), manifest.bytes())?;
     let step = progress.begin("restoring", Some(manifest.bytes()));
     tokio::task::block_in_place(|| {
@@ -43,7 +43,17 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
                 std::fs::create_dir_all(folder.path().join(ARTIFACTS))?;
             }
             let source = from.join(&file.path);
-            let (bytes, sha256) = copy(&source, &folder.path().join(&file.path), step.as_ref(), done)?;
+            // A link may lead to what never ends.
+            if std::fs::symlink_metadata(&source).is_ok_and(|metadata| !metadata.is_file()) {
+                bail!("{} is not a file\n  hint: use another backup", source.display());
+            }
+            let (bytes, sha256) = copy(
+                &source,
+                &folder.path().join(&file.path),
+                file.bytes.saturating_add(1),
+                step.as_ref(),
+                done,
+            )?;
             if bytes != file.bytes || sha256 != file.sha256 {
                 bail!(
                     "{} is not the file that was backed up: it has {bytes} bytes and the SHA-256 {sha256}, and had {} and \
@@ -58,14 +68,15 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
         Ok(())
     })?;
     let store = Store::open(&server::database(folder.path()), Durability::Power).await?;
-    store.hold_all(manifest.taken_at_ms, now_ms()).await?;
+    // The clock of this machine may be behind that of the host that wrote the backup.
+    store.hold_all(manifest.taken_at_ms, now_ms().max(manifest.taken_at_ms)).await?;
     let held = store.held().await?.context("the restored database holds nothing back")?;
     store.close().await;
     let moved = match is_free {
         true => None,
         false => Some(move_aside(data)?),
     };
-    put_in_place(folder, data)?;
+    put_in_place(folder, data, super::DATABASE)?;
     drop(lock);
     step.finish("");
     Ok(Restored { manifest, held, moved })

@@ -30,7 +30,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
     if !is_empty_or_absent(to)? {
         bail!("{} is not empty\n  hint: name a folder that is not there yet", to.display());
     }
-    let folder = beside(to, ".skep-backup-")?;
+    let folder = beside(to, true, ".skep-backup-")?;
     let mut wal = database.clone().into_os_string();
     wal.push("-wal");
     let expected = length(&database) + length(Path::new(&wal));
@@ -58,7 +58,8 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
         let mut files = vec![BackupFile { path: DATABASE.to_owned(), bytes, sha256 }];
         let mut done = bytes;
         let mut add = |from: &Path, path: String| -> Result<()> {
-            let (bytes, sha256) = match copy(from, &folder.path().join(&path), step.as_ref(), done) {
+            let (bytes, sha256) = match copy(from, &folder.path().join(&path), u64::MAX, step.as_ref(), done)
+            {
                 Ok(copied) => copied,
                 // A host removes compiled code that it does not need any more, and makes it again.
                 Err(_) if path.starts_with(ARTIFACTS) && !from.exists() => return Ok(()),
@@ -96,7 +97,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
         let mut file = make_for_owner(&path).with_context(writing)?;
         serde_json::to_writer_pretty(&mut file, &manifest).with_context(writing)?;
         file.sync_all().with_context(writing)?;
-        put_in_place(folder, to)?;
+        put_in_place(folder, to, MANIFEST)?;
         Ok::<_, anyhow::Error>(manifest)
     })?;
     step.finish("");

@@ -71,14 +71,30 @@ impl ChatMessage {
     /// About what it takes, in memory and as JSON.
     pub fn bytes(&self) -> usize {
         const OWN: usize = 64;
-        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let text = |text: &Option<String>| text.as_deref().map_or(0, json_bytes);
+        let arguments: usize = self.tool_calls.iter().map(|call| json_bytes(&call.arguments)).sum();
         let names: usize = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + OWN).sum();
-        OWN + self.text_bytes() + names + text(&self.tool_call_id) + text(&self.name) + text(&self.raw)
+        OWN + json_bytes(&self.content)
+            + arguments
+            + names
+            + text(&self.tool_call_id)
+            + text(&self.name)
+            + text(&self.raw)
     }
 
     fn new(role: Role, content: String) -> Self {
         ChatMessage { role, content, tool_calls: Vec::new(), tool_call_id: None, name: None, raw: None }
     }
+}
+
+/// What a text takes between the quotes of JSON.
+pub(super) fn json_bytes(text: &str) -> usize {
+    let escaped = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 1,
+        0..0x20 => 5,
+        _ => 0,
+    };
+    text.len() + text.bytes().map(escaped).sum::<usize>()
 }
 
 /// A tool that the model may call.

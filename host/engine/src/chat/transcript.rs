@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{ChatMessage, Role};
+use super::message::{ChatMessage, Role, json_bytes};
 use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
@@ -51,7 +51,7 @@ impl Transcript {
             }
             _ => {
                 self.messages.insert(0, ChatMessage::system(text));
-                self.foreign += usize::from(self.foreign > 0);
+                self.foreign = self.foreign.saturating_add(usize::from(self.foreign > 0));
             }
         }
     }
@@ -76,7 +76,7 @@ impl Transcript {
         /// A number and a comma.
         const TOKEN: usize = 6;
         let messages: usize = self.messages.iter().map(ChatMessage::bytes).sum();
-        messages + self.rendered.len() + self.tokens.len() * TOKEN
+        messages + json_bytes(&self.rendered) + self.tokens.len() * TOKEN
     }
 
     /// This conversation with other messages, of which the model has seen nothing yet.
@@ -92,7 +92,7 @@ impl Transcript {
                 .count();
             let changed = self.messages.len() - kept;
             if self.foreign > changed {
-                foreign = messages.len() - kept + self.foreign - changed;
+                foreign = messages.len() - kept + (self.foreign - changed).min(kept);
             }
         }
         Transcript { messages, usage: self.usage, foreign, ..Transcript::default() }

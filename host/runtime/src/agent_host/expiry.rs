@@ -15,7 +15,10 @@ use crate::{
 };
 use skep_store::{ClockRow, StoreError};
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -37,6 +40,8 @@ pub(super) struct Expiry {
     /// How long the sessions are kept that items of batches made.
     batch_sessions: Duration,
     outcomes: Duration,
+    /// How often the clock had been set back at the last pass.
+    set_back: Arc<AtomicU64>,
 }
 
 impl AgentHost {
@@ -55,6 +60,7 @@ impl Expiry {
             ceiling: options.session_ttl,
             batch_sessions: options.batch.retention,
             outcomes: options.outcome_retention,
+            set_back: Arc::default(),
         }
     }
 
@@ -90,10 +96,14 @@ impl Expiry {
 
     async fn pass(&self, now_ms: u64) -> Result<u64, RuntimeError> {
         let mut expired = 0;
+        let times = self.services.clock.times_set_back();
+        let was_set_back = self.set_back.swap(times, Ordering::AcqRel) != times;
         self.note_clock().await?;
         for (agent, ttl) in self.services.session_ttls(self.ceiling) {
             let before_ms = self.before(now_ms, ttl);
-            self.services.store.bring_sessions_back(&agent, now_ms).await?;
+            if was_set_back {
+                self.services.store.bring_sessions_back(&agent, now_ms).await?;
+            }
             expired += self.expire_all(&agent, before_ms, None).await?;
         }
         let pattern = batch_session_pattern();
@@ -108,8 +118,8 @@ impl Expiry {
     /// Forgets what grows with every turn, event and batch.
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.services.store;
-        let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes)).await?;
-        let events = store.forget_events(now_ms).await?;
+        let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
+        let events = store.forget_events(|ms| self.services.clock.lived_before(now_ms, ms)).await?;
         let mut batches = 0;
         loop {
             match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {

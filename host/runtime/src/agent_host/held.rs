@@ -86,7 +86,9 @@ impl AgentHost {
             self.inner.drop_turn(turn).await;
         }
         for (principal, id) in services.store.held_batches().await? {
-            self.inner.batches.cancel(self, &principal, &id).await?;
+            if let Err(error) = self.inner.batches.cancel(self, &principal, &id).await {
+                tracing::error!(batch = id, "the batch cannot be given up, and goes on: {error}");
+            }
         }
         services.store.release(Release::Drop, services.clock.now_ms()).await?;
         services.store.release_work().await?;

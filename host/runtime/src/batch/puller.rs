@@ -20,7 +20,10 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::{
+    sync::oneshot,
+    task::{JoinError, JoinSet},
+};
 
 /// How soon to look for room again while something waits for it.
 const ROOM_INTERVAL: Duration = Duration::from_millis(20);
@@ -164,10 +167,15 @@ async fn run_item(
     let waited_ms = now_ms().saturating_sub(item.queued_at_ms);
     histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
     let queue = &runs.queue;
+    let (of_item, taken) = (host.clone(), item.clone());
+    // Dropped with this, it is aborted.
+    let mut working = JoinSet::new();
+    working.spawn(async move { work::run(&of_item, &taken, begun).await });
     let result = tokio::select! {
-        result = run_apart(&host, &item, begun) => result,
+        worked = working.join_next() => answer_of(worked, &item),
         // Its sender is dropped when the batch is cancelled, and when the queue stops.
         _ = cancelled => {
+            working.shutdown().await;
             work::abandon(&host, &item).await;
             Err(RuntimeError::Cancelled)
         }
@@ -195,17 +203,12 @@ async fn run_item(
     }
 }
 
-/// The item's work. A panic in it is a failure of this item, which is tried again and given up as any other.
-async fn run_apart(
-    host: &AgentHost,
-    item: &Arc<TakenItem>,
-    begun: oneshot::Sender<()>,
+/// A panic in an item's work is a failure of this item, which is tried again and given up as any other.
+fn answer_of(
+    worked: Option<Result<Result<BatchAnswer, RuntimeError>, JoinError>>,
+    item: &TakenItem,
 ) -> Result<BatchAnswer, RuntimeError> {
-    let (of_item, taken) = (host.clone(), item.clone());
-    // Dropped with this, it is aborted.
-    let mut working = JoinSet::new();
-    working.spawn(async move { work::run(&of_item, &taken, begun).await });
-    match working.join_next().await {
+    match worked {
         Some(Ok(result)) => result,
         Some(Err(_)) | None => {
             let message =

@@ -211,6 +211,7 @@ impl Compacting {
         tools: &[ToolSpec],
         summary: Option<String>,
         max_tokens: Option<u32>,
+        parent: Option<u32>,
     ) -> Result<Result<Compacting, Error>, Stopped> {
         if let Some(summary) = summary {
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source: Source::Agent(summary) }));
@@ -226,12 +227,13 @@ impl Compacting {
         let asking = match asking {
             Ok(Some(asking)) => Arc::new(asking),
             Ok(None) => {
+                parent.into_iter().for_each(|parent| turn.journal.forget_children(parent));
                 let source = Source::Agent(TOO_LONG.to_owned());
                 return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
             }
             Err(error) => return Ok(Err(engine_error(error))),
         };
-        let mut call = turn.journal.call_of_host(identity)?;
+        let mut call = turn.journal.call_of_host(identity, parent)?;
         let recorded = turn.journal.recorded(&mut call)?;
         let reservation = match turn.reserve(asked(Some(most)), Beginning::of(&call, &recorded)) {
             Ok(reservation) => reservation,
@@ -340,7 +342,7 @@ impl Asked {
         let Some(AskedCut { turn, generating, engine, cut, summary, max_tokens }) = self.0 else {
             return Ok(Begun(None).finish().await);
         };
-        Ok(match Compacting::begin(&turn, &engine, cut, &[], summary, max_tokens).await? {
+        Ok(match Compacting::begin(&turn, &engine, cut, &[], summary, max_tokens, None).await? {
             Ok(compacting) => Begun(Some((generating, engine, compacting))).finish().await,
             Err(error) => Err(error),
         })

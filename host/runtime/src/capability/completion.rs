@@ -2,7 +2,9 @@
 
 use super::{
     budget::{Beginning, Reservation, Turn},
-    generation::{Generated, check_model, end, engine_error, refuse, repeat, timing, usage},
+    generation::{
+        Generated, QUICK_HASH_BYTES, check_model, end, engine_error, refuse, repeat, timing, usage,
+    },
     generation_options::{asked, chat_options},
     generation_progress::Progress,
     generation_record::{GenerationRecord, WrittenUsage},
@@ -50,10 +52,11 @@ pub(crate) async fn complete(
     let (named, prompt) = (engine.clone(), Arc::new(prompt));
     let asked_for = prompt.clone();
     let identify = move |_: &Cancel| Identity::new("complete", &(&named.info().name, &*asked_for, &options));
-    let identity = turn.compute(is_quick, identify).await;
+    let identity = turn.compute(prompt.len() <= QUICK_HASH_BYTES, identify).await;
     let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;
-    if let Some((GenerationRecord::Refused(error), _place)) = recorded {
+    if let Some((GenerationRecord::Refused(error), place)) = recorded {
+        place.reached().await;
         return Ok(Err(error));
     }
     let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {

@@ -168,7 +168,11 @@ impl Conversation {
         let bytes = inner.transcript.bytes();
         self.room.take(bytes).map_err(Error::InvalidArgument)?;
         let copy = Conversation::new(self.engine.clone(), inner.transcript.clone(), self.room.clone(), bytes);
-        copy.lock().changed = true;
+        let model_change = inner.model_change.clone();
+        drop(inner);
+        let mut of_copy = copy.lock();
+        (of_copy.changed, of_copy.model_change) = (true, model_change);
+        drop(of_copy);
         Ok(copy)
     }
 

@@ -159,7 +159,7 @@ impl ConversationSet {
             return Ok(Ok(open.clone()));
         }
         let opened = match self.stored(name, turn).await? {
-            Some(stored) => self.reopen(name, &stored, turn, model),
+            Some(stored) => self.reopen(name, stored, turn, model).await,
             None => self.check_new(name).and_then(|()| {
                 Ok(Conversation::new(turn.engine(model)?, Transcript::new(), self.room.clone(), 0))
             }),
@@ -235,10 +235,10 @@ impl ConversationSet {
 
     /// With the model that it was with; if the host does not have that any more, with the one that is asked for, or the
     /// agent's own.
-    fn reopen(
+    async fn reopen(
         &self,
         name: &str,
-        stored: &StoredConversation,
+        stored: Arc<StoredConversation>,
         turn: &Turn,
         model: Option<&str>,
     ) -> Result<Conversation, Error> {
@@ -248,7 +248,9 @@ impl ConversationSet {
         };
         let bytes = self.committed.0.get(name).map_or(0, |committed| committed.bytes);
         let (mut transcript, room) = (stored.transcript.clone(), self.room.clone());
-        if stored.is_of(&engine) {
+        let (checked, of) = (stored.clone(), engine.clone());
+        let is_quick = stored.digest.is_some() || is_quick_conversation(bytes);
+        if turn.compute(is_quick, move |_: &Cancel| checked.is_of(&of)).await {
             return Ok(Conversation::new(engine, transcript, room, bytes));
         }
         transcript.forget_tokens();

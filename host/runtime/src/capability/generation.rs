@@ -27,6 +27,9 @@ use skep_engine::{
 };
 use std::sync::Arc;
 
+/// What is hashed in about a millisecond.
+pub(super) const QUICK_HASH_BYTES: usize = 256 << 10;
+
 /// A generation that the guest asked for, and that has its place among the guest's calls.
 pub(crate) struct Asked {
     turn: Arc<Turn>,
@@ -108,14 +111,21 @@ impl Asked {
     pub(crate) async fn begin(self) -> Result<Result<Begun, Error>, Stopped> {
         let Asked { turn, generating, before, engine, policy, options, mut chat, made } = self;
         let visible = options.visible;
-        let is_quick = is_quick(&before, &chat);
+        let bytes = bytes(&before, &chat);
+        let is_quick = bytes <= QUICK_BYTES && chat.tools.is_empty() && chat.output.is_none();
         let asked = before.clone();
         let identify = move |_: &Cancel| Identity::new("generate", &(&options, asked.messages()));
-        let identity = turn.compute(is_quick, identify).await;
+        let identity = turn.compute(bytes <= QUICK_HASH_BYTES, identify).await;
         let mut call = turn.journal.identify(made, identity)?;
+        if call.shown() > 0 {
+            // The caller was told that before a restart.
+            generating.take_model_change();
+        }
+        let parent = Some(call.number());
         let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
-        if let Some((GenerationRecord::Refused(error), _place)) = recorded {
+        if let Some((GenerationRecord::Refused(error), place)) = recorded {
+            place.reached().await;
             return Ok(Err(error));
         }
         let reservation = match turn.reserve(asked_tokens(chat.max_tokens), Beginning::of(&call, &recorded)) {
@@ -127,7 +137,9 @@ impl Asked {
             let compacting = match cut {
                 None => None,
                 Some(cut) => {
-                    match Compacting::begin(&turn, &engine, cut, &chat.tools, policy.summary(), None).await? {
+                    match Compacting::begin(&turn, &engine, cut, &chat.tools, policy.summary(), None, parent)
+                        .await?
+                    {
                         Ok(compacting) => Some((compacting, engine)),
                         Err(error) => return Ok(Err(error)),
                     }
@@ -146,6 +158,7 @@ impl Asked {
         chat.resume_taken_back = call.taken_back();
         let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
             Ok(stream) => {
+                turn.journal.forget_children(call.number());
                 let work = Work::Live { call, stream: Box::new(stream), visible };
                 return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
             }
@@ -167,7 +180,7 @@ impl Asked {
             Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
         };
         let at = cut.at;
-        Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None).await? {
+        Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None, parent).await? {
             Ok(compacting) => {
                 let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
                 Ok(Begun { turn, generating, before, reservation, work, reads })
@@ -177,14 +190,14 @@ impl Asked {
     }
 }
 
-/// Whether little is rendered and encoded, and no constraint compiled.
-fn is_quick(before: &Transcript, chat: &ChatOptions) -> bool {
+/// Bytes of the text that is rendered.
+fn bytes(before: &Transcript, chat: &ChatOptions) -> usize {
     let text = |message: &ChatMessage| {
         let calls = message.tool_calls.iter().map(|call| call.arguments.len());
         message.content.len() + message.raw.as_ref().map_or(0, String::len) + calls.sum::<usize>()
     };
     let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
-    chat.tools.is_empty() && chat.output.is_none() && said.chain(shown).sum::<usize>() <= QUICK_BYTES
+    said.chain(shown).sum()
 }
 
 /// Renders and encodes what the model has not seen, and submits it.

@@ -126,8 +126,6 @@ impl Message {
         prompt.extend(self.new_prompt_tokens);
         let mut rendered = before.rendered().get(..self.kept_rendered_bytes).ok_or_else(changed)?.to_owned();
         rendered.push_str(&self.new_rendered);
-        // Who goes on from it was told of the change, if there was one.
-        generating.take_model_change();
         (outcome.prompt, outcome.tokens, outcome.rendered) = (prompt, self.tokens, rendered);
         generating.commit(&outcome)
     }

@@ -50,7 +50,9 @@ pub(super) async fn advance(
     error: Option<&str>,
 ) -> Result<(), StoreError> {
     let id = &row.schedule.id;
-    let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(row.schedule.due_ms));
+    let (due_ms, now_ms) = (row.schedule.due_ms, services.clock.now_ms());
+    // One that is over was due: a time to come is one of a clock that was set back meanwhile.
+    let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(due_ms.min(now_ms)));
     match next {
         Ok(Some(next_ms)) => services.store.advance_schedule(id, next_ms, 0, error).await,
         Ok(None) => services.store.park_schedule(id, "it is never due again").await,

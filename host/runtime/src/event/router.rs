@@ -34,8 +34,12 @@ impl EventRouter {
         let subscriptions = self.read();
         let takes = |trigger: &&EventTrigger| trigger.topic.matches(topic);
         let mut takers = subscriptions.agents.values().flatten().filter(takes);
-        let data =
-            if takers.any(|trigger| trigger.session.reads_data()) { data.map(Json::value) } else { None };
+        // What is nested too deeply has no field for anyone.
+        let data: Option<Value> = if takers.any(|trigger| trigger.session.reads_data()) {
+            data.and_then(|data| data.read().ok())
+        } else {
+            None
+        };
         let mut deliveries: Vec<NewDelivery> = Vec::new();
         for (agent, triggers) in &subscriptions.agents {
             for trigger in triggers.iter().filter(takes) {

@@ -1,18 +1,46 @@
 //! One host call, and what is known of it from before a restart.
 
 use super::{
+    Journal,
     flight::Flying,
     record::Identity,
     replay::{Place, Read},
 };
 use crate::Json;
 use skep_engine::{ModelDigest, TakenBack};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32, Ordering},
+};
 
-/// The place of a call among the guest's calls, before all of it is known.
+/// The place of a call among the guest's calls, before all of it is known. If it is given up before that, nothing that was
+/// recorded of it holds up the others.
 pub(crate) struct Made {
+    pub(super) journal: Arc<Journal>,
     pub(super) number: u32,
-    pub(super) flying: Flying,
+    /// `None` once the call is known.
+    pub(super) flying: Option<Flying>,
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if self.flying.take().is_some() {
+            self.journal.forget(self.number);
+        }
+    }
+}
+
+/// The calls that the host makes for one of the guest's. When that one is over, those that were recorded and are not made
+/// this time hold up nothing.
+pub(super) struct Children {
+    pub(super) journal: Arc<Journal>,
+    pub(super) parent: u32,
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.journal.forget_children(self.parent);
+    }
 }
 
 /// A host call that the guest makes.
@@ -26,7 +54,10 @@ pub(crate) struct Call {
     pub(super) shown: AtomicU32,
     /// Whether the journal has tokens of it.
     pub(super) is_journalled: AtomicBool,
+    /// What it read before a restart came at its own time, of which an early version recorded nothing.
+    pub(super) reads_freely: bool,
     pub(super) _flying: Flying,
+    pub(super) _children: Children,
 }
 
 /// What is known of a call from before a restart.

@@ -32,7 +32,7 @@ pub(crate) use record::{Identity, SUMMARISE};
 pub(crate) use replay::Place;
 
 use crate::{Json, RunEvent, RuntimeError, feed::Feed};
-use call::Past;
+use call::{Children, Past};
 use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
@@ -148,13 +148,13 @@ impl Journal {
     }
 
     /// The guest makes a call: its next one.
-    pub(crate) fn call(&self, identity: Identity) -> Result<Call, Stopped> {
+    pub(crate) fn call(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
         let made = self.make()?;
         self.identify(made, identity)
     }
 
     /// The guest makes a call whose identity takes long to compute.
-    pub(crate) fn make(&self) -> Result<Made, Stopped> {
+    pub(crate) fn make(self: &Arc<Self>) -> Result<Made, Stopped> {
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
@@ -162,11 +162,16 @@ impl Journal {
         let Inner { numbers, recorded, .. } = &mut *inner;
         let number = numbers.take(|number| recorded.get(&number).is_some_and(Recorded::is_of_host));
         self.order.made(numbers.made());
-        Ok(Made { number, flying: self.flight.call() })
+        drop(inner);
+        Ok(self.made(number))
     }
 
-    /// The host makes a call for one of the guest's, or makes it again: it is found by what it is.
-    pub(crate) fn call_of_host(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
+    /// The host makes a call for one of the guest's, its parent, or makes it again: it is found by what it is.
+    pub(crate) fn call_of_host(
+        self: &Arc<Self>,
+        identity: Identity,
+        parent: Option<u32>,
+    ) -> Result<Call, Stopped> {
         debug_assert!(identity.is_of_host(), "the guest makes calls of other names");
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
@@ -180,21 +185,60 @@ impl Journal {
                 number
             }
             None => {
+                // Before, the parent had another one made.
+                parent.into_iter().for_each(|parent| self.forget_children_in(&mut inner, parent));
                 let last_recorded = inner.recorded.last_key_value().map_or(0, |(number, _)| *number);
                 let number = inner.numbers.take_new(last_recorded);
                 // Before anything with a later number.
-                self.append(&mut inner, number, [Record::Dispatched { call: identity.clone() }]);
+                self.append(&mut inner, number, [Record::Dispatched { call: identity.clone(), parent }]);
                 number
             }
         };
         self.order.made(inner.numbers.made());
         drop(inner);
-        self.identify(Made { number, flying: self.flight.call() }, identity)
+        self.identify(self.made(number), identity)
+    }
+
+    fn made(self: &Arc<Self>, number: u32) -> Made {
+        Made { journal: self.clone(), number, flying: Some(self.flight.call()) }
+    }
+
+    /// The host makes none of the calls that it made for this one before.
+    pub(crate) fn forget_children(&self, parent: u32) {
+        self.forget_children_in(&mut self.lock(), parent);
+    }
+
+    fn forget_children_in(&self, inner: &mut Inner, parent: u32) {
+        let is_child = |recorded: &Recorded| recorded.parent == Some(parent);
+        let children = inner.recorded.iter().filter(|(_, recorded)| is_child(recorded));
+        let children: Vec<u32> = children.map(|(number, _)| *number).collect();
+        for number in children {
+            inner.numbers.take_known(number);
+            self.forget_in(inner, number);
+        }
+        self.order.made(inner.numbers.made());
+    }
+
+    /// A call that was recorded is not made to its end this time.
+    fn forget(&self, number: u32) {
+        self.forget_in(&mut self.lock(), number);
+    }
+
+    fn forget_in(&self, inner: &mut Inner, number: u32) {
+        let Some(Recorded { reads, result, order, made, .. }) = inner.recorded.remove(&number) else {
+            return;
+        };
+        // A place that nobody waits in lets the next ones through.
+        reads.into_iter().for_each(|read| drop(self.order.place(read.order, read.made)));
+        if result.is_some() {
+            drop(self.order.place(order, made));
+        }
     }
 
     /// What is known of a call that was made.
-    pub(crate) fn identify(&self, made: Made, identity: Identity) -> Result<Call, Stopped> {
-        let Made { number, flying } = made;
+    pub(crate) fn identify(self: &Arc<Self>, mut made: Made, identity: Identity) -> Result<Call, Stopped> {
+        let number = made.number;
+        let flying = made.flying.take().expect("it is known once");
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
@@ -202,6 +246,7 @@ impl Journal {
         let mut shown = 0;
         let mut recorded = inner.recorded.remove(&number);
         let reads = recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.reads)).unwrap_or_default();
+        let reads_freely = recorded.as_ref().is_some_and(Recorded::is_of_early_version);
         let past = match recorded {
             None => Past::None,
             Some(Recorded { identity: Some(before), .. }) if before != identity => {
@@ -213,7 +258,8 @@ impl Journal {
                 inner.fail(RuntimeError::Divergence { call: number, expected: before.name, made });
                 return Err(Stopped);
             }
-            Some(Recorded { result: Some(result), order, made, .. }) => {
+            Some(Recorded { result: Some(result), order, made, events, .. }) => {
+                shown = events;
                 Past::Ended { result, place: self.order.place(order, made) }
             }
             Some(Recorded { tokens, taken_back, model, shown_bytes, dispatched, events, .. }) => {
@@ -229,13 +275,15 @@ impl Journal {
             reads,
             shown: AtomicU32::new(shown),
             is_journalled: AtomicBool::new(is_journalled),
+            reads_freely,
             _flying: flying,
+            _children: Children { journal: self.clone(), parent: number },
         })
     }
 
     /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
     /// guest that waits for several always makes all of them.
-    pub(crate) async fn begin(&self, identity: Identity) -> Result<Call, Stopped> {
+    pub(crate) async fn begin(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
         let call = self.call(identity)?;
         tokio::task::yield_now().await;
         Ok(call)
@@ -289,7 +337,11 @@ impl Journal {
         text: &str,
     ) {
         let mut inner = self.lock();
-        if let Some(Waiting { call: number, record, .. }) = inner.waiting.last_mut()
+        // What the guest read of the text meanwhile was there before.
+        let is_read =
+            |waiting: &Waiting| waiting.call == call.number && matches!(waiting.record, Record::Read { .. });
+        if let Some(Waiting { call: number, record, .. }) =
+            inner.waiting.iter_mut().rev().find(|waiting| !is_read(waiting))
             && let Record::Tokens { ids: known, text: said, taken_back: before, .. } = record
             && *number == call.number
         {
@@ -314,7 +366,11 @@ impl Journal {
     pub(crate) async fn dispatched(self: &Arc<Self>, call: &Call) -> Result<(), Stopped> {
         let position = {
             let mut inner = self.lock();
-            self.append(&mut inner, call.number, [Record::Dispatched { call: call.identity.clone() }]);
+            self.append(
+                &mut inner,
+                call.number,
+                [Record::Dispatched { call: call.identity.clone(), parent: None }],
+            );
             if !matches!(inner.failure, Failure::None) {
                 return Err(Stopped);
             }

@@ -20,6 +20,8 @@ pub(crate) struct Reads {
     identity: Identity,
     /// From before a restart, the next one first.
     recorded: VecDeque<(usize, Arc<Place>)>,
+    /// They are neither recorded nor replayed.
+    is_free: bool,
     /// Resolves when the next one may be made.
     wait: Option<Wait>,
 }
@@ -41,8 +43,9 @@ impl Reads {
         let place = |Read { bytes, order, made }| (bytes, Arc::new(journal.order.place(order, made)));
         let recorded = std::mem::take(&mut call.reads).into_iter().map(place).collect();
         let (journal, identity) = (journal.clone(), call.identity.clone());
-        let mut reads = Reads { journal, call: call.number, identity, recorded, wait: None };
-        reads.wait = Some(reads.next_wait());
+        let is_free = call.reads_freely;
+        let mut reads = Reads { journal, call: call.number, identity, recorded, is_free, wait: None };
+        reads.wait = (!is_free).then(|| reads.next_wait());
         reads
     }
 
@@ -57,6 +60,9 @@ impl Reads {
 
     /// The guest reads so many bytes, which it was allowed to.
     pub(crate) fn made(&mut self, bytes: usize) {
+        if self.is_free {
+            return;
+        }
         // Dropping its place lets through what came after it.
         if self.recorded.pop_front().is_some() {
             self.wait = Some(self.next_wait());

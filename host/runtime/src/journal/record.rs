@@ -33,7 +33,12 @@ pub(super) enum Record {
         model: Option<ModelDigest>,
     },
     /// A call that may not be made twice is about to be made.
-    Dispatched { call: Identity },
+    Dispatched {
+        call: Identity,
+        /// The guest's call for which the host makes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parent: Option<u32>,
+    },
     /// The guest read so many bytes of the text of a generation, or with 0 its end, and how many calls it had made by then.
     Read { call: Identity, bytes: usize, made: u32 },
     /// What a call came to, and how many calls the guest had made by then.

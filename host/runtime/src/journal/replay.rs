@@ -20,6 +20,8 @@ pub(super) struct Recorded {
     pub(super) shown_bytes: usize,
     /// It was made, or was about to be.
     pub(super) dispatched: bool,
+    /// The guest's call for which the host made it.
+    pub(super) parent: Option<u32>,
     /// What the caller was shown of it while it went on.
     pub(super) events: u32,
     /// What the guest read of its text, one after the other.
@@ -32,6 +34,11 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
+    /// Early versions recorded neither the model of a generation nor what the guest read of it.
+    pub(super) fn is_of_early_version(&self) -> bool {
+        !self.tokens.is_empty() && self.model.is_none()
+    }
+
     pub(super) fn is_of_host(&self) -> bool {
         self.identity.as_ref().is_some_and(Identity::is_of_host)
     }
@@ -75,9 +82,10 @@ impl Replay {
                     recorded.model = recorded.model.take().or(model);
                     recorded.shown_bytes += text.len();
                 }
-                Record::Dispatched { call } => {
+                Record::Dispatched { call, parent } => {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
+                    recorded.parent = parent;
                     recorded.dispatched = true;
                 }
                 Record::Shown { call, .. } => {

@@ -105,7 +105,7 @@ async fn a_call_of_the_host_is_found_again_whoever_comes_to_its_number_first() {
     let (journal, _) = turn.open().await;
     let made = journal.make().expect("live");
     let generate = journal.identify(made, identity("generate", 1)).expect("live");
-    let summary = journal.call_of_host(identity(SUMMARISE, 1)).expect("live");
+    let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("live");
     assert_eq!((generate.number(), summary.number()), (1, 2));
     journal.tokens(&summary, &ModelDigest::default(), &[5], TakenBack::default(), "");
     assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
@@ -117,7 +117,7 @@ async fn a_call_of_the_host_is_found_again_whoever_comes_to_its_number_first() {
         if guest_is_first {
             assert_eq!(clock(), 7);
         }
-        let summary = journal.call_of_host(identity(SUMMARISE, 1)).expect("recorded");
+        let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("recorded");
         assert_eq!((summary.number(), summary.tokens()), (2, &[5][..]));
         if !guest_is_first {
             assert_eq!(clock(), 7);
@@ -300,4 +300,82 @@ async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_c
     journal.immediate(identity("clock", 0), || 0).expect("recorded");
     drop(journal.begin(identity("sleep", 1)).await.expect("recorded"));
     journal.caught_up().await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_given_up_before_it_is_known_holds_up_nothing() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let generate = journal.call(identity("generate", 1)).expect("live");
+    journal.tokens(&generate, &ModelDigest::default(), &[5], TakenBack::default(), "");
+    let mut reads = Reads::of(&journal, &mut journal.call(identity("generate", 2)).expect("live"));
+    reads.made(3);
+    journal.ended(&generate, &"said", Vec::new());
+    let sleep = journal.begin(identity("sleep", 1)).await.expect("live");
+    journal.ended(&sleep, &(), Vec::new());
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    drop(journal.make().expect("recorded"));
+    drop(journal.make().expect("recorded"));
+    let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
+    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
+    place.reached().await;
+    drop(place);
+    journal.caught_up().await;
+    journal.check_replayed().expect("nothing is left");
+}
+
+#[tokio::test]
+async fn a_call_of_the_host_that_is_not_made_again_holds_up_nothing_and_keeps_its_number() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let generate = journal.call(identity("generate", 1)).expect("live");
+    let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("live");
+    journal.ended(&summary, &"summary", Vec::new());
+    let sleep = journal.begin(identity("sleep", 1)).await.expect("live");
+    assert_eq!((generate.number(), summary.number(), sleep.number()), (1, 2, 3));
+    journal.ended(&sleep, &(), Vec::new());
+    journal.close().await.expect("stored");
+
+    for is_another in [false, true] {
+        let (journal, _) = turn.open().await;
+        let generate = journal.call(identity("generate", 1)).expect("recorded");
+        let another =
+            is_another.then(|| journal.call_of_host(identity(SUMMARISE, 2), Some(1)).expect("live"));
+        assert_eq!(another.map(|another| another.number()), is_another.then_some(4));
+        // The parent is over.
+        drop(generate);
+        let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
+        let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
+        place.reached().await;
+        drop(place);
+        journal.caught_up().await;
+        journal.check_replayed().expect("nothing is left");
+    }
+}
+
+#[tokio::test]
+async fn what_an_early_version_let_a_guest_read_is_read_at_once() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let generate = journal.call(identity("generate", 1)).expect("live");
+    let call = identity("generate", 1);
+    let record = Record::Tokens {
+        call,
+        ids: vec![5],
+        text: String::new(),
+        taken_back: TakenBack::default(),
+        model: None,
+    };
+    journal.append(&mut journal.lock(), generate.number(), [record]);
+    assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    let mut generate = journal.call(identity("generate", 1)).expect("recorded");
+    let mut reads = Reads::of(&journal, &mut generate);
+    assert_eq!(next(&mut reads), std::task::Poll::Ready(NextRead::New), "the clock was read after that");
+    reads.made(2);
+    assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("recorded"), 7);
 }
