@@ -176,7 +176,7 @@ pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), looking).await.expect("it comes in time")
+    tokio::time::timeout(Duration::from_secs(120), looking).await.expect("it comes in time")
 }
 
 pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
