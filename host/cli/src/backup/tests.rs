@@ -81,7 +81,8 @@ async fn a_backup_that_is_damaged_or_too_new_is_refused_and_leaves_nothing() {
         change(&mut value);
         std::fs::write(&path, value.to_string()).expect("written");
     };
-    let cases: [(&str, &dyn Fn(&Path), &str); 7] = [
+    type Damage<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
+    let cases: [Damage<'_>; 7] = [
         ("key", &|backup| std::fs::write(backup.join(KEY), "another").expect("written"), "SHA-256"),
         (
             "database",

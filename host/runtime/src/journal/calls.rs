@@ -1,0 +1,196 @@
+//! Making calls: by the guest, by the host for one of the guest's, and again after a restart.
+
+use super::{
+    Failure, Inner, Journal, Stopped,
+    call::{Call, Children, Made, Past},
+    record::{Identity, Record},
+    replay::{Place, Recorded},
+};
+use crate::RuntimeError;
+use serde::{Serialize, de::DeserializeOwned};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32},
+};
+
+impl Journal {
+    /// The guest makes a call: its next one.
+    pub(crate) fn call(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
+        let made = self.make()?;
+        self.identify(made, identity)
+    }
+
+    /// The guest makes a call whose identity takes long to compute.
+    pub(crate) fn make(self: &Arc<Self>) -> Result<Made, Stopped> {
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let Inner { numbers, recorded, .. } = &mut *inner;
+        let number = numbers.take(|number| recorded.get(&number).is_some_and(Recorded::is_of_host));
+        self.order.made(numbers.made());
+        drop(inner);
+        Ok(self.made(number))
+    }
+
+    /// The host makes a call for one of the guest's, its parent, or makes it again: it is found by what it is.
+    pub(crate) fn call_of_host(
+        self: &Arc<Self>,
+        identity: Identity,
+        parent: Option<u32>,
+    ) -> Result<Call, Stopped> {
+        debug_assert!(identity.is_of_host(), "the guest makes calls of other names");
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let is_it = |recorded: &Recorded| recorded.identity.as_ref() == Some(&identity);
+        let known = inner.recorded.iter().find(|(_, recorded)| is_it(recorded)).map(|(number, _)| *number);
+        let number = match known {
+            Some(number) => {
+                inner.numbers.take_known(number);
+                number
+            }
+            None => {
+                // Before, the parent had another one made.
+                parent.into_iter().for_each(|parent| self.forget_children_in(&mut inner, parent));
+                let last_recorded = inner.recorded.last_key_value().map_or(0, |(number, _)| *number);
+                let number = inner.numbers.take_new(last_recorded);
+                // Before anything with a later number.
+                self.append(&mut inner, number, [Record::Dispatched { call: identity.clone(), parent }]);
+                number
+            }
+        };
+        self.order.made(inner.numbers.made());
+        drop(inner);
+        self.identify(self.made(number), identity)
+    }
+
+    fn made(self: &Arc<Self>, number: u32) -> Made {
+        Made { journal: self.clone(), number, flying: Some(self.flight.call()) }
+    }
+
+    /// The host makes none of the calls that it made for this one before.
+    pub(crate) fn forget_children(&self, parent: u32) {
+        self.forget_children_in(&mut self.lock(), parent);
+    }
+
+    fn forget_children_in(&self, inner: &mut Inner, parent: u32) {
+        let is_child = |recorded: &Recorded| recorded.parent == Some(parent);
+        let children = inner.recorded.iter().filter(|(_, recorded)| is_child(recorded));
+        let children: Vec<u32> = children.map(|(number, _)| *number).collect();
+        for number in children {
+            inner.numbers.take_known(number);
+            self.forget_in(inner, number);
+        }
+        self.order.made(inner.numbers.made());
+    }
+
+    /// A call that was recorded is not made to its end this time.
+    pub(super) fn forget(&self, number: u32) {
+        self.forget_in(&mut self.lock(), number);
+    }
+
+    fn forget_in(&self, inner: &mut Inner, number: u32) {
+        let Some(Recorded { reads, result, order, made, .. }) = inner.recorded.remove(&number) else {
+            return;
+        };
+        // A place that nobody waits in lets the next ones through.
+        reads.into_iter().for_each(|read| drop(self.order.place(read.order, read.made)));
+        if result.is_some() {
+            drop(self.order.place(order, made));
+        }
+    }
+
+    /// What is known of a call that was made.
+    pub(crate) fn identify(self: &Arc<Self>, mut made: Made, identity: Identity) -> Result<Call, Stopped> {
+        let number = made.number;
+        let flying = made.flying.take().expect("it is known once");
+        let mut inner = self.lock();
+        if !matches!(inner.failure, Failure::None) {
+            return Err(Stopped);
+        }
+        let mut shown = 0;
+        let mut recorded = inner.recorded.remove(&number);
+        let reads = recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.reads)).unwrap_or_default();
+        let reads_freely = recorded.as_ref().is_some_and(Recorded::is_of_early_version);
+        let past = match recorded {
+            None => Past::None,
+            Some(Recorded { identity: Some(before), .. }) if before != identity => {
+                let made = if before.name == identity.name {
+                    format!("{} with other arguments", identity.name)
+                } else {
+                    identity.name
+                };
+                inner.fail(RuntimeError::Divergence { call: number, expected: before.name, made });
+                return Err(Stopped);
+            }
+            Some(Recorded { result: Some(result), order, made, events, .. }) => {
+                shown = events;
+                Past::Ended { result, place: self.order.place(order, made) }
+            }
+            Some(Recorded { tokens, taken_back, model, shown_bytes, dispatched, events, .. }) => {
+                shown = events;
+                Past::Begun { tokens, taken_back, model, shown_bytes, dispatched }
+            }
+        };
+        let is_journalled = matches!(&past, Past::Begun { tokens, .. } if !tokens.is_empty());
+        Ok(Call {
+            number,
+            identity,
+            past,
+            reads,
+            shown: AtomicU32::new(shown),
+            is_journalled: AtomicBool::new(is_journalled),
+            reads_freely,
+            _flying: flying,
+            _children: Children { journal: self.clone(), parent: number },
+        })
+    }
+
+    /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
+    /// guest that waits for several always makes all of them.
+    pub(crate) async fn begin(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
+        let call = self.call(identity)?;
+        tokio::task::yield_now().await;
+        Ok(call)
+    }
+
+    /// A call that is answered at once, by `make` or from the journal.
+    pub(crate) fn immediate<T: Serialize + DeserializeOwned>(
+        self: &Arc<Self>,
+        identity: Identity,
+        make: impl FnOnce() -> T,
+    ) -> Result<T, Stopped> {
+        let mut call = self.call(identity)?;
+        if let Some((result, _place)) = self.recorded(&mut call)? {
+            return Ok(result);
+        }
+        let made = make();
+        self.ended(&call, &made, Vec::new());
+        Ok(made)
+    }
+
+    /// The result that the call had before a restart, with its place among the others.
+    pub(crate) fn recorded<T: DeserializeOwned>(
+        &self,
+        call: &mut Call,
+    ) -> Result<Option<(T, Place)>, Stopped> {
+        match std::mem::replace(&mut call.past, Past::None) {
+            Past::Ended { result, place } => match result.read() {
+                Ok(result) => Ok(Some((result, place))),
+                Err(error) => {
+                    let name = &call.identity.name;
+                    let message =
+                        format!("the result of {name} in the turn's journal is unreadable: {error}");
+                    self.fail(RuntimeError::Internal { message });
+                    Err(Stopped)
+                }
+            },
+            past => {
+                call.past = past;
+                Ok(None)
+            }
+        }
+    }
+}
