@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 const LONGEST_FILE_LINES: usize = 520;
@@ -60,6 +61,27 @@ fn one_file_of_the_runtime_contains_unsafe_code() {
     let files: Vec<PathBuf> =
         sources().into_iter().filter(|path| path.starts_with(&runtime)).filter(allowed).collect();
     assert_eq!(files, [runtime.join("component/artifact.rs")]);
+}
+
+/// With a second program in the workspace, `cargo run -- demo` would ask which one is meant.
+#[test]
+fn skep_is_the_only_program_that_cargo_run_can_mean() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let targets = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|package| package["targets"].as_array().unwrap());
+    let programs: Vec<&str> = targets
+        .filter(|target| target["kind"] == serde_json::json!(["bin"]))
+        .map(|target| target["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(programs, ["skep"]);
 }
 
 fn root() -> PathBuf {

@@ -1,4 +1,6 @@
-//! Runs targets by hand: `cargo run --release -p skep-fuzz-targets -- SECONDS [TARGET…]`. Inputs that make one panic are kept.
+//! Runs targets by hand: `cargo run -p skep-fuzz-targets --example by_hand -- SECONDS [TARGET…]`. Inputs that make one panic are kept.
+//!
+//! A dev build is meant: it checks arithmetic for overflow, and the crates that do most of the work are optimised in it too.
 
 use skep_fuzz_targets::{Mutator, TARGETS, Target, run_watched};
 use std::time::{Duration, Instant, SystemTime};
