@@ -63,7 +63,7 @@ impl PortableSession {
             let stored = StoredConversation { model, digest: Some(info.digest.clone()), transcript };
             rows.insert(name.clone(), stored.row(&name)?);
         }
-        let state: usize = self.state.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let state = state::state_bytes(&self.state);
         let conversations: usize = rows.values().map(|row| row.body.len()).sum();
         check_size(0, state + conversations, limits.session_kb)?;
         let created_at_ms = created_at_ms.min(now_ms);

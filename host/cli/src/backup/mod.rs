@@ -22,7 +22,7 @@ pub use take::take;
 
 /// The file that names the others.
 const MANIFEST: &str = "backup.json";
-/// Of that file; one with a higher number is of a later skep.
+/// Format of the manifest; a later skep writes a higher number.
 const FORMAT: u32 = 1;
 const DATABASE: &str = "skep.db";
 const KEY: &str = "secrets.key";
@@ -31,7 +31,7 @@ const ARTIFACTS: &str = "artifacts";
 const SPARE_BYTES: u64 = 16 << 20;
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What is in a backup.
+/// The contents of a backup.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
@@ -229,7 +229,7 @@ fn is_empty_or_absent(folder: &Path) -> Result<bool> {
     }
 }
 
-/// That the disk of a folder has room for so many bytes.
+/// Checks that the disk of a folder has room for so many bytes.
 fn check_room(folder: &Path, bytes: u64) -> Result<()> {
     #[cfg(unix)]
     if let Ok(room) = rustix::fs::statvfs(folder) {

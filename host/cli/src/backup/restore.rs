@@ -10,13 +10,13 @@ use crate::data_lock::DataLock;
 use crate::progress::Progress;
 use crate::server;
 
-/// What was made of a backup.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
     pub manifest: Manifest,
-    /// What was on its way when the backup was taken.
+    /// Work that was on its way when the backup was taken.
     pub held: Held,
-    /// Where the folder is now that was there before.
+    /// The new place of the folder that was there before.
     pub moved: Option<PathBuf>,
 }
 

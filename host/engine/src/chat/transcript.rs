@@ -22,7 +22,8 @@ pub struct Transcript {
     messages: Vec<ChatMessage>,
     tokens: Vec<u32>,
     rendered: String,
-    usage: UsageSum,
+    #[serde(with = "UsageSum")]
+    usage: Usage,
     /// The first so many messages were written for another model, whose spelling of an answer means nothing to this one.
     #[serde(default, skip_serializing_if = "is_none")]
     foreign: usize,
@@ -120,7 +121,7 @@ impl Transcript {
 
     /// Sum over all answers that were committed.
     pub fn usage(&self) -> Usage {
-        self.usage.into()
+        self.usage
     }
 
     /// What is wrong with a transcript that comes from elsewhere, if something is: its tokens must be ones of the model of
@@ -197,9 +198,7 @@ impl Transcript {
 
     /// Counts a generation that was made for the conversation, and that is none of its answers.
     pub fn add_usage(&mut self, usage: &Usage) {
-        let mut sum = self.usage();
-        sum.add(usage);
-        self.usage = sum.into();
+        self.usage.add(usage);
     }
 
     /// The messages; an answer of another model is what its text and its calls say, however that model spelt it.

@@ -4,61 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::Usage;
 
-/// What was stored before a count existed has none of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+/// The stored form of [`Usage`]. A count that an early version did not know is 0.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Usage")]
 pub(super) struct UsageSum {
+    #[serde(default)]
     prompt_tokens: u32,
+    #[serde(default)]
     cached_tokens: u32,
+    #[serde(default)]
     completion_tokens: u32,
+    #[serde(default)]
     forced_tokens: u32,
+    #[serde(default)]
     accepted_tokens: u32,
+    #[serde(default)]
     rejected_tokens: u32,
+    #[serde(default)]
     taken_back_tokens: u32,
-}
-
-impl From<UsageSum> for Usage {
-    fn from(sum: UsageSum) -> Self {
-        let UsageSum {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        } = sum;
-        Usage {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        }
-    }
-}
-
-impl From<Usage> for UsageSum {
-    fn from(usage: Usage) -> Self {
-        let Usage {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        } = usage;
-        UsageSum {
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            forced_tokens,
-            accepted_tokens,
-            rejected_tokens,
-            taken_back_tokens,
-        }
-    }
 }

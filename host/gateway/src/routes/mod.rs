@@ -45,10 +45,7 @@ pub(crate) async fn apart<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match bytes <= QUICK_BYTES {
-        true => work(&Cancel::default()),
-        false => gateway.host.compute().run(tenant, work).await,
-    }
+    gateway.host.compute().run_unless(bytes <= QUICK_BYTES, tenant, work).await
 }
 
 /// Stands for work that takes long whatever it is about.

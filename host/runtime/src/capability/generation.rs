@@ -192,10 +192,7 @@ impl Asked {
 
 /// Bytes of the text that is rendered.
 fn bytes(before: &Transcript, chat: &ChatOptions) -> usize {
-    let text = |message: &ChatMessage| {
-        let calls = message.tool_calls.iter().map(|call| call.arguments.len());
-        message.content.len() + message.raw.as_ref().map_or(0, String::len) + calls.sum::<usize>()
-    };
+    let text = |message: &ChatMessage| message.text_bytes() + message.raw.as_ref().map_or(0, String::len);
     let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
     said.chain(shown).sum()
 }

@@ -21,6 +21,11 @@ const MAX_KEYS_CHANGED: usize = 30_000;
 /// Committed values of a session, by key.
 pub(crate) type State = BTreeMap<String, Vec<u8>>;
 
+/// What keys and values take.
+pub(crate) fn state_bytes(state: &State) -> usize {
+    state.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
 /// The state as one turn sees it.
 #[derive(Debug)]
 pub(crate) struct StateView {
@@ -76,7 +81,7 @@ impl Host for TurnContext {
 
 impl StateView {
     pub(crate) fn new(committed: Arc<State>, quota_kb: u32) -> Self {
-        let bytes = committed.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let bytes = state_bytes(&committed);
         StateView { committed, writes: BTreeMap::new(), bytes, quota_bytes: quota_kb as usize * 1024 }
     }
 

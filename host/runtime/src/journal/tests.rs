@@ -302,6 +302,16 @@ async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_c
     journal.caught_up().await;
 }
 
+/// The recorded sleep is over again, and nothing else is left of the journal.
+async fn sleeps_again(journal: &Arc<Journal>) {
+    let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
+    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
+    place.reached().await;
+    drop(place);
+    journal.caught_up().await;
+    journal.check_replayed().expect("nothing is left");
+}
+
 #[tokio::test]
 async fn a_call_that_is_given_up_before_it_is_known_holds_up_nothing() {
     let turn = Turn::new().await;
@@ -318,12 +328,7 @@ async fn a_call_that_is_given_up_before_it_is_known_holds_up_nothing() {
     let (journal, _) = turn.open().await;
     drop(journal.make().expect("recorded"));
     drop(journal.make().expect("recorded"));
-    let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
-    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
-    place.reached().await;
-    drop(place);
-    journal.caught_up().await;
-    journal.check_replayed().expect("nothing is left");
+    sleeps_again(&journal).await;
 }
 
 #[tokio::test]
@@ -346,12 +351,7 @@ async fn a_call_of_the_host_that_is_not_made_again_holds_up_nothing_and_keeps_it
         assert_eq!(another.map(|another| another.number()), is_another.then_some(4));
         // The parent is over.
         drop(generate);
-        let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
-        let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
-        place.reached().await;
-        drop(place);
-        journal.caught_up().await;
-        journal.check_replayed().expect("nothing is left");
+        sleeps_again(&journal).await;
     }
 }
 

@@ -6,7 +6,11 @@ use super::{ActorPlace, Envelope, SessionKey, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
-    capability::{CommittedConversations, log::now_ms, state::State},
+    capability::{
+        CommittedConversations,
+        log::now_ms,
+        state::{State, state_bytes},
+    },
     feed::Pause,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
@@ -65,7 +69,7 @@ pub(super) struct Memory {
 impl Memory {
     /// What its keys and values take.
     pub(super) fn state_bytes(&self) -> usize {
-        self.state.iter().map(|(key, value)| key.len() + value.len()).sum()
+        state_bytes(&self.state)
     }
 }
 

@@ -34,7 +34,7 @@ Examples:
   skep bench crash --kills 100
   skep bench crash --kills 1000 --minutes 60 --seed 7 --json")]
 pub struct Args {
-    /// How often the host is killed
+    /// Number of times the host is killed
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     kills: u32,
     /// Ends after this time, whatever the number of kills
@@ -73,7 +73,7 @@ struct Report {
     ready_ms: Times,
     /// From the start of the process until the first message is answered.
     first_turn_ms: Times,
-    /// What a client was told that it never should be, or what the host logged as an error; and the first of it.
+    /// Number of answers that no client should get and of errors in the host's log, and the first of them.
     troubles: usize,
     first_troubles: Vec<String>,
 }
