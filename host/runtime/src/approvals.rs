@@ -6,7 +6,8 @@
 
 use crate::{
     AgentHost, Json, RunEvent, RuntimeError, Tenant,
-    capability::{Turn, log::now_ms},
+    capability::Turn,
+    clock::Clock,
     feed::{Parked, Pause},
     journal::{Call, Identity, Stopped},
 };
@@ -15,7 +16,6 @@ use skep_store::{ApprovalRow, Decision, NewApproval, Verdict};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -125,7 +125,7 @@ impl TurnApprovals {
     }
 
     /// Resolves when the turn may go on: somebody has decided, the time of a call is over, or a turn that it called goes on.
-    pub(crate) async fn decided(&self) {
+    pub(crate) async fn decided(&self, clock: &Clock) {
         let (mut decided, expires_at_ms, called) = {
             let inner = self.lock();
             let called: Vec<Parked> = inner.called.values().cloned().collect();
@@ -138,7 +138,8 @@ impl TurnApprovals {
                     // Nobody can decide about what was never asked.
                     debug_assert!(changed.is_ok());
                 }
-                () = tokio::time::sleep(Duration::from_millis(at_ms.saturating_sub(now_ms()))) => {}
+                // If the clock was set meanwhile, the turn asks what that means for its calls.
+                () = clock.sleep_until(at_ms) => {}
             }
         };
         let mut goes_on: JoinSet<()> =
@@ -203,7 +204,7 @@ async fn ask_store(
     let services = &turn.tools.services;
     let id = format!("{}-{}", turn.tools.turn_id, call.number());
     let mut decided = services.wakers.subscribe(&turn.tools.turn_id);
-    let now_ms = now_ms();
+    let now_ms = services.clock.now_ms();
     let approval = NewApproval {
         id: id.clone(),
         turn: turn.journal.turn(),
@@ -226,7 +227,7 @@ async fn ask_store(
             return Err(RuntimeError::Divergence { call: call.number(), expected, made });
         }
         if call.shown() == 0 {
-            turn.journal.shown(call, required(&row));
+            turn.journal.shown(call, required(&services.clock, &row));
         }
         if let Some(decision) = &row.decision {
             if call.shown() < 2 {
@@ -234,13 +235,13 @@ async fn ask_store(
             }
             return Ok(outcome(decision));
         }
-        let left_ms = row.expires_at_ms.saturating_sub(self::now_ms());
-        if left_ms == 0 {
+        let (now_ms, expires_at_ms) = (services.clock.now_ms(), expires_at_ms(&services.clock, &row));
+        if expires_at_ms <= now_ms {
             let decision = Decision {
                 verdict: Verdict::Expired,
                 reason: None,
                 decided_by: "host".into(),
-                decided_at_ms: self::now_ms(),
+                decided_at_ms: now_ms,
             };
             // Somebody may have been faster.
             services.store.decide_approval(&id, &decision).await?;
@@ -252,25 +253,30 @@ async fn ask_store(
                 return Ok(Err(format!("{MAX_WAITING} calls of this turn wait for a person already")));
             }
             inner.decided = decided.clone();
-            let waiting = Waiting { approval: id.clone(), expires_at_ms: row.expires_at_ms };
+            let waiting = Waiting { approval: id.clone(), expires_at_ms };
             inner.waiting.insert(call.number(), waiting);
         }
         // The turn is parked here, unless something else of it goes on.
         let _waits = turn.journal.waits();
         tokio::select! {
             _ = decided.changed() => {}
-            () = tokio::time::sleep(Duration::from_millis(left_ms)) => {}
+            () = services.clock.sleep_until(expires_at_ms) => {}
         }
         turn.approvals.lock().waiting.remove(&call.number());
     }
 }
 
-fn required(row: &ApprovalRow) -> RunEvent {
+/// When the call is refused, if nobody decides. Time that a clock which was set forward skipped is given to people.
+fn expires_at_ms(clock: &Clock, row: &ApprovalRow) -> u64 {
+    clock.lived_after(row.created_at_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
+}
+
+fn required(clock: &Clock, row: &ApprovalRow) -> RunEvent {
     RunEvent::ApprovalRequired {
         id: row.id.clone(),
         tool: row.tool.clone(),
         arguments: arguments(row),
-        expires_at_ms: row.expires_at_ms,
+        expires_at_ms: expires_at_ms(clock, row),
     }
 }
 
@@ -304,8 +310,9 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<Approval>, RuntimeError> {
         let folder = tenant.map(Tenant::folder);
-        let rows = self.services().store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
-        Ok(rows.iter().map(approval).collect())
+        let services = self.services();
+        let rows = services.store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
+        Ok(rows.iter().map(|row| approval(&services.clock, row)).collect())
     }
 
     /// Decides about a call; its turn goes on. The reason is told to the agent if the call is denied.
@@ -325,11 +332,12 @@ impl AgentHost {
             verdict: if approve { Verdict::Approved } else { Verdict::Denied },
             reason,
             decided_by: decided_by.to_owned(),
-            decided_at_ms: now_ms(),
+            decided_at_ms: services.clock.now_ms(),
         };
         let not_found = || RuntimeError::ApprovalNotFound { id: id.chars().take(80).collect() };
         let row = services.store.approval(id).await?.ok_or_else(not_found)?;
-        if row.expires_at_ms > now_ms() && services.store.decide_approval(id, &decision).await? {
+        let is_in_time = expires_at_ms(&services.clock, &row) > services.clock.now_ms();
+        if is_in_time && services.store.decide_approval(id, &decision).await? {
             services.wakers.wake(&row.turn_id);
             tracing::info!(
                 id,
@@ -339,7 +347,7 @@ impl AgentHost {
                 decided_by,
                 "a call was decided about"
             );
-            return Ok(approval(&row));
+            return Ok(approval(&services.clock, &row));
         }
         let row = services.store.approval(id).await?.ok_or_else(not_found)?;
         let how = match row.decision.map(|decision| decision.verdict) {
@@ -352,7 +360,7 @@ impl AgentHost {
     }
 }
 
-fn approval(row: &ApprovalRow) -> Approval {
+fn approval(clock: &Clock, row: &ApprovalRow) -> Approval {
     Approval {
         id: row.id.clone(),
         agent: row.agent.clone(),
@@ -361,6 +369,6 @@ fn approval(row: &ApprovalRow) -> Approval {
         tool: row.tool.clone(),
         arguments: arguments(row),
         created_at_ms: row.created_at_ms,
-        expires_at_ms: row.expires_at_ms,
+        expires_at_ms: expires_at_ms(clock, row),
     }
 }

@@ -125,6 +125,14 @@ impl Clock {
         timeline.lived_before(now_ms, ms)
     }
 
+    /// The time of day at which `ms` will have gone by since `began_ms`. Time that did not happen is not counted.
+    pub(crate) fn lived_after(&self, began_ms: u64, ms: u64) -> u64 {
+        let reading = self.read();
+        let mut timeline = self.timeline();
+        timeline.look(reading);
+        timeline.lived_after(began_ms, ms)
+    }
+
     /// Resolves when this clock shows that time, and soon after it was set.
     pub(crate) async fn sleep_until(&self, at_ms: u64) {
         match &self.hands {
@@ -212,6 +220,18 @@ impl Timeline {
         }
         at_ms.saturating_sub(left_ms)
     }
+
+    fn lived_after(&self, began_ms: u64, ms: u64) -> u64 {
+        let mut at_ms = began_ms.saturating_add(ms);
+        for (from_ms, to_ms) in self.skips.iter().filter(|(_, to_ms)| *to_ms > began_ms) {
+            let from_ms = (*from_ms).max(began_ms);
+            if at_ms <= from_ms {
+                break;
+            }
+            at_ms = at_ms.saturating_add(to_ms - from_ms);
+        }
+        at_ms
+    }
 }
 
 /// Time that goes by also while the machine sleeps.
@@ -252,6 +272,15 @@ mod tests {
             assert_eq!(clock.lived_before(now, lived * HOUR), from * HOUR, "{lived} hours");
         }
         assert_eq!(clock.times_set_back(), 0);
+        for (from, lives, until) in
+            [(1_000, 10, 1_010), (1_000, 11, 1_101), (1_005, 7, 1_102), (1_050, 3, 1_103), (1_102, 4, 1_106)]
+        {
+            assert_eq!(
+                clock.lived_after(from * HOUR, lives * HOUR),
+                until * HOUR,
+                "{lives} hours from {from} on"
+            );
+        }
     }
 
     #[test]

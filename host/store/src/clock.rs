@@ -133,6 +133,26 @@ impl Store {
         .await
     }
 
+    /// Calls that people were asked about after `now_ms` count as asked then.
+    pub async fn bring_approvals_back(&self, now_ms: u64) -> Result<(), StoreError> {
+        self.in_pieces(now_ms, |connection, now_ms| {
+            Box::pin(async move {
+                let moved = query(
+                    "UPDATE approvals SET created_at_ms = ?1, expires_at_ms = ?1 + expires_at_ms - created_at_ms
+                     WHERE id IN (SELECT id FROM approvals WHERE verdict IS NULL AND created_at_ms > ?1 LIMIT ?2)",
+                )
+                .bind(*now_ms as i64)
+                .bind(PIECE_ROWS)
+                .execute(connection)
+                .await
+                .map_err(StoreError::while_it("brought approvals back from the future"))?;
+                Ok(moved.rows_affected())
+            })
+        })
+        .await
+        .map(drop)
+    }
+
     /// Deliveries, and items of batches, that are to be tried after `latest_ms` are tried at `now_ms`.
     pub async fn bring_tries_back(&self, latest_ms: u64, now_ms: u64) -> Result<(), StoreError> {
         for sql in [

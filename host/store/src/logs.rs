@@ -1,11 +1,13 @@
-//! Lines that agents logged. Each agent keeps up to [`LINES_PER_AGENT`]. When there are more, the oldest ones go of the
-//! tenant that has the most of them, so that a tenant whose turns log much pushes out nobody else's.
+//! Lines that agents logged. Each agent keeps [`LINES_PER_AGENT`], and [`SPARE_LINES`] more until they are trimmed. Then the
+//! oldest ones go of the tenant that has the most of them, so that a tenant whose turns log much pushes out nobody else's.
 
 use crate::{SessionFolder, Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
+use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar};
 
 /// Lines kept for each agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
+/// Lines beyond those before the tenants' shares are counted, which takes milliseconds.
+pub(crate) const SPARE_LINES: i64 = 200;
 
 /// A line to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,6 +154,14 @@ pub(crate) async fn insert(
 
 async fn trim(connection: &mut SqliteConnection, agent: &str) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("trimmed log lines");
+    let lines: i64 = query_scalar("SELECT COUNT(*) FROM logs WHERE agent = ?")
+        .bind(agent)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed())?;
+    if lines <= LINES_PER_AGENT + SPARE_LINES {
+        return Ok(());
+    }
     let rows = query(
         "SELECT substr(session, 1, instr(session, '/')) AS folder, COUNT(*) FROM logs WHERE agent = ? GROUP BY folder",
     )
@@ -160,7 +170,7 @@ async fn trim(connection: &mut SqliteConnection, agent: &str) -> Result<(), Stor
     .await
     .map_err(failed())?;
     let mut folders: Vec<(String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let mut surplus = folders.iter().map(|(_, lines)| lines).sum::<i64>() - LINES_PER_AGENT;
+    let mut surplus = lines - LINES_PER_AGENT;
     while surplus > 0 {
         folders.sort_by_key(|(_, lines)| *lines);
         let next = folders.iter().rev().nth(1).map_or(0, |(_, lines)| *lines);

@@ -189,16 +189,16 @@ async fn an_outcome_is_found_by_its_key_and_a_key_commits_once() {
 async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
-    let lines: Vec<LogEntry> = (0..logs::LINES_PER_AGENT as u64 + 5)
+    let lines: Vec<LogEntry> = (0..(logs::LINES_PER_AGENT + logs::SPARE_LINES) as u64 + 5)
         .map(|n| LogEntry { at_ms: n, level: "info".into(), message: format!("line {n}") })
         .collect();
     store.append_logs(AGENT, "s", 1, &lines).await.unwrap();
     let newest = store.logs(&LogFilter::of_agent(AGENT), None, 2).await.unwrap();
-    assert_eq!(newest.iter().map(|row| row.entry.at_ms).collect::<Vec<_>>(), [10_003, 10_004]);
+    assert_eq!(newest.iter().map(|row| row.entry.at_ms).collect::<Vec<_>>(), [10_203, 10_204]);
     let after = store.logs(&LogFilter::of_agent(AGENT), Some(newest[0].id), 10).await.unwrap();
     assert_eq!(after, newest[1..]);
     let oldest = store.logs(&LogFilter::of_agent(AGENT), Some(0), 1).await.unwrap();
-    assert_eq!(oldest[0].entry.message, "line 5");
+    assert_eq!(oldest[0].entry.message, "line 205");
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! What waits for a time that a clock which was set back moved away: it goes by the new time.
 //!
 //! Invariant: a schedule that repeats is due after no more than its interval, or at the next time that its calendar says.
-//! One that is due once keeps its time of day. What is tried again waits no longer than it would have.
+//! One that is due once keeps its time of day. What is tried again waits no longer than it would have, and people have no
+//! more time to decide about a call than its agent gives them.
 
 use super::turn::TURN_BACKOFF;
 use crate::{agent_host::Services, schedule::ScheduleTiming};
@@ -25,6 +26,7 @@ pub(super) async fn rewind(services: &Services) -> Result<(), StoreError> {
             }
         }
     }
+    store.bring_approvals_back(now_ms).await?;
     store.bring_tries_back(now_ms + LONGEST_PAUSE_MS, now_ms).await
 }
 

@@ -389,7 +389,7 @@ impl Actor {
         }
         let mut gone = self.gone.clone();
         tokio::select! {
-            () = turn.approvals.decided() => Ok(()),
+            () = turn.approvals.decided(&services.clock) => Ok(()),
             () = end.abandoned() => Err(RuntimeError::Cancelled),
             _ = gone.changed() => Err(RuntimeError::Cancelled),
             () = services.closing() => Err(RuntimeError::ShuttingDown),

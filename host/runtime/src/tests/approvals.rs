@@ -9,12 +9,13 @@ use super::{
 };
 use crate::{
     Approval, Invocation, Origin, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions, Tenant,
-    ToolOrigin, TurnPhase,
+    ToolOrigin, TurnPhase, clock::Clock,
 };
 use serde_json::json;
 use std::time::Duration;
 
 const ASKS: &str = "[tools.find]\napproval = true";
+const HOUR_MS: u64 = 3_600_000;
 const TOOL: &str = "agent:orders/find";
 
 /// A host with the agent `desk`, which calls the tool of another that it is told; a person decides about `find`.
@@ -128,6 +129,61 @@ async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_me
     assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
     let late = decide(&host, &id, true).await.expect_err("too late");
     assert!(late.to_string().contains("nobody decided in time"), "{late}");
+}
+
+/// A host with the agent `desk` and a clock that only the test moves; people have an hour.
+async fn start_at(clock: &Clock) -> Host {
+    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..granting(&["agent:*/*"]) }).await;
+    host.deploy("orders", ASKS, echoing()).await.expect("valid");
+    let manifest = format!("{}\n[limits]\napproval_ms = {HOUR_MS}", granted("\"agent:orders/find\""));
+    host.deploy("desk", &manifest, caller()).await.expect("valid");
+    host
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_forward_takes_no_time_from_people() {
+    let clock = Clock::at(1_800_000_000_000);
+    clock.times_set_back();
+    let host = start_at(&clock).await;
+    let (mut late, mut in_time) = (
+        detached(&host).await,
+        host.agents
+            .invoke(Invocation { detached: true, ..invocation("desk", "t", TOOL) })
+            .await
+            .expect("taken"),
+    );
+    let (_, second) = (asked(&mut late).await, asked(&mut in_time).await);
+    let year_ms = 365 * 24 * HOUR_MS;
+    clock.jump(year_ms as i64);
+    clock.advance(HOUR_MS / 2);
+    let waiting = pending(&host).await;
+    assert_eq!(waiting.len(), 2);
+    assert!(waiting.iter().all(|one| one.expires_at_ms == clock.now_ms() + HOUR_MS / 2), "{waiting:?}");
+    decide(&host, &second, true).await.expect("half an hour is left");
+    in_time.outcome().await.expect("approved");
+    clock.advance(HOUR_MS / 2);
+    let outcome = late.outcome().await.expect("goes well");
+    assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_gives_people_no_year_more() {
+    let clock = Clock::at(1_800_000_000_000);
+    clock.times_set_back();
+    let host = start_at(&clock).await;
+    let mut handle = detached(&host).await;
+    asked(&mut handle).await;
+    clock.jump(-(365 * 24 * HOUR_MS as i64));
+    until(async || {
+        let waiting = pending(&host).await;
+        waiting.iter().all(|one| one.expires_at_ms == clock.now_ms() + HOUR_MS).then_some(())
+    })
+    .await;
+    // Who waits may have looked before the row was moved; then it looks again an hour later.
+    clock.advance(HOUR_MS);
+    clock.advance(HOUR_MS);
+    let outcome = handle.outcome().await.expect("goes well");
+    assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
 }
 
 #[tokio::test]
