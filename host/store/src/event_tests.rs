@@ -185,6 +185,22 @@ async fn dead_letters_are_kept_longer_than_what_arrived_but_not_for_ever() {
 }
 
 #[tokio::test]
+async fn old_events_go_though_many_dead_letters_lie_before_them() {
+    let store = with_agent().await;
+    let unroutable = || NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
+    for number in 0..600 {
+        store.publish(&event(&format!("dead{number}"), vec![unroutable()]), 1).await.unwrap();
+    }
+    for number in 0..300 {
+        store.publish(&event(&format!("old{number}"), vec![]), 1).await.unwrap();
+    }
+    let before = |kept_ms: u64| (2 * EVENT_IDS_KEPT_MS).saturating_sub(kept_ms);
+    assert_eq!(store.forget_events(before).await.unwrap(), 300);
+    assert_eq!(store.forget_events(before).await.unwrap(), 0);
+    assert_eq!(store.dead_deliveries(None, 1_000).await.unwrap().len(), 600);
+}
+
+#[tokio::test]
 async fn a_webhook_keeps_what_came_of_its_last_try_and_knows_what_is_on_its_way() {
     let store = with_agent().await;
     assert!(store.webhook_queues().await.unwrap().is_empty());

@@ -11,8 +11,8 @@ pub const EVENT_IDS_KEPT_MS: u64 = 24 * 3600 * 1000;
 pub(crate) const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Old ones are looked for once in so many events.
 const EVENTS_BETWEEN_PRUNING: i64 = 64;
-/// That are removed at once, so that no commit waits long for it.
-const MAX_FORGOTTEN: u32 = 256;
+/// That are looked at then, so that no commit waits long for it.
+const EVENTS_LOOKED_AT: i64 = 256;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,24 +114,54 @@ pub(crate) async fn insert(
     Ok(Published::New)
 }
 
-/// Removes events from before these times: those that are only ids, and those with dead letters. How many it were.
+/// What one look for old events did.
+pub(crate) struct Pruned {
+    pub gone: u64,
+    /// It came to the end, or to events of which none is old; the next look begins anew.
+    pub is_through: bool,
+}
+
+/// Looks at some events, from where the last look ended, and removes those from before these times: those that are only ids,
+/// and those with dead letters.
 pub(crate) async fn prune(
     connection: &mut SqliteConnection,
     ids_before_ms: u64,
     dead_before_ms: u64,
-) -> Result<u64, StoreError> {
-    let gone = query(
-        "DELETE FROM events WHERE key IN (SELECT key FROM events WHERE published_at_ms < ?1
-             AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?2))
-             ORDER BY published_at_ms LIMIT ?3)",
+) -> Result<Pruned, StoreError> {
+    let failed = || StoreError::while_it("removed old events");
+    let after: i64 = query_scalar("SELECT after_key FROM event_pruning")
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed())?;
+    let looked_at = query(
+        "SELECT COUNT(*), coalesce(SUM(published_at_ms < ?1), 0), coalesce(MAX(key), 0)
+         FROM (SELECT key, published_at_ms FROM events WHERE key > ?2 ORDER BY key LIMIT ?3)",
     )
     .bind(ids_before_ms as i64)
-    .bind(dead_before_ms as i64)
-    .bind(MAX_FORGOTTEN)
-    .execute(connection)
+    .bind(after)
+    .bind(EVENTS_LOOKED_AT)
+    .fetch_one(&mut *connection)
     .await
-    .map_err(StoreError::while_it("removed old events"))?;
-    Ok(gone.rows_affected())
+    .map_err(failed())?;
+    let (events, old, last): (i64, i64, i64) = (looked_at.get(0), looked_at.get(1), looked_at.get(2));
+    let gone = query(
+        "DELETE FROM events WHERE key > ?1 AND key <= ?2 AND published_at_ms < ?3
+         AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?4))",
+    )
+    .bind(after)
+    .bind(last)
+    .bind(ids_before_ms as i64)
+    .bind(dead_before_ms as i64)
+    .execute(&mut *connection)
+    .await
+    .map_err(failed())?;
+    let is_through = events < EVENTS_LOOKED_AT || old == 0;
+    query("UPDATE event_pruning SET after_key = ?")
+        .bind(if is_through { 0 } else { last })
+        .execute(connection)
+        .await
+        .map_err(failed())?;
+    Ok(Pruned { gone: gone.rows_affected(), is_through })
 }
 
 fn event_row(row: &SqliteRow) -> EventRow {

@@ -45,7 +45,16 @@ impl Store {
     /// milliseconds went by.
     pub async fn forget_events(&self, before: impl Fn(u64) -> u64) -> Result<u64, StoreError> {
         let times = (before(events::EVENT_IDS_KEPT_MS), before(events::DEAD_KEPT_MS));
-        self.in_pieces(times, |connection, (ids, dead)| Box::pin(events::prune(connection, *ids, *dead)))
-            .await
+        let _permit = self.piecework().await?;
+        let mut gone = 0;
+        loop {
+            let pruned = self
+                .write(times, |connection, (ids, dead)| Box::pin(events::prune(connection, *ids, *dead)))
+                .await?;
+            gone += pruned.gone;
+            if pruned.is_through {
+                return Ok(gone);
+            }
+        }
     }
 }

@@ -389,4 +389,10 @@ pub(crate) const STEPS: &[&str] = &[
     CREATE INDEX deliveries_held ON deliveries (key) WHERE state = 3;
     CREATE INDEX schedules_held ON schedules (key) WHERE state IN (4, 5);
 ",
+    // The event at which the last look for old ones ended: dead letters are not looked at again each time.
+    "
+    CREATE TABLE event_pruning (after_key INTEGER NOT NULL);
+    INSERT INTO event_pruning (after_key) VALUES (0);
+    DROP INDEX events_by_age;
+",
 ];
