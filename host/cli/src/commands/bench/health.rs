@@ -1,4 +1,4 @@
-//! `skep bench health`: how soon `/healthz` is answered while clients send what is much work.
+//! `skep bench health`: how soon `/healthz` is answered while clients, guests and imported sessions are much work.
 //!
 //! The host runs in this process and is asked over HTTP. One kind of work at a time comes from several connections, one
 //! request after the other without a pause.
@@ -8,13 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use reqwest::Method;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
+use skep_engine::chat::{ChatMessage, Transcript};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{super::out, percentile, sorted_us};
+use super::{super::out, build_agent, percentile, sorted_us};
 use crate::catalog;
+use crate::client::Client;
+use crate::embedded::HOSTILE;
 use crate::progress::Terminal;
 use crate::server::{self, ServerOptions};
 
@@ -22,6 +26,11 @@ use crate::server::{self, ServerOptions};
 const PAUSE: Duration = Duration::from_millis(5);
 /// About as much as a body may have.
 const BODY_BYTES: usize = 12 << 20;
+/// Stands for a name of each client's own.
+const CLIENT: &str = "{client}";
+const AGENT: &str = "bench-hostile";
+/// Of an imported session: as many as one may have, but for a question and its answer.
+const MESSAGES: usize = 9_998;
 
 /// Measure how soon /healthz is answered while clients send much work
 #[derive(Debug, clap::Args)]
@@ -44,11 +53,10 @@ pub struct Args {
     json: bool,
 }
 
-/// A request that is sent again and again.
+/// Requests that are sent again and again, one after the other.
 struct Work {
     name: &'static str,
-    path: &'static str,
-    body: String,
+    requests: Vec<(Method, String, String)>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,20 +74,32 @@ struct Row {
     p50_ms: f64,
     p99_ms: f64,
     max_ms: f64,
-    /// Requests of the work that were answered.
+    /// Requests of the work that were answered, and those of them with an error.
     requests: u64,
+    refused: u64,
+}
+
+/// The answers to one kind of work so far.
+#[derive(Default)]
+struct Answered {
+    requests: AtomicU64,
+    refused: AtomicU64,
 }
 
 pub async fn run(args: Args) -> Result<()> {
     let options =
         ServerOptions { listen: ([127, 0, 0, 1], 0).into(), model: args.model, ..ServerOptions::default() };
+    let component = build_agent(&HOSTILE)?;
     let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let clients = args.clients.unwrap_or(2 * processors);
     let time = Duration::from_secs(args.seconds);
     let url = server.url();
+    let client = Client::new(Some(&url))?;
+    client.deploy(&format!("name = \"{AGENT}\"\n"), component).await.context("deploying the agent")?;
+    let model = server.host.models().default_engine().info().name.clone();
     let mut rows = vec![beside(&url, None, 0, time).await?];
-    for work in works() {
+    for work in works(&model) {
         rows.push(beside(&url, Some(Arc::new(work)), clients, time).await?);
     }
     server.shutdown().await;
@@ -87,7 +107,7 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
-fn works() -> Vec<Work> {
+fn works(model: &str) -> Vec<Work> {
     let text = "the user said hello. ".repeat(BODY_BYTES / 21);
     let said = |content: &str| json!([{"role": "user", "content": content}]);
     let zeros = "0,".repeat(BODY_BYTES / 2);
@@ -98,7 +118,11 @@ fn works() -> Vec<Work> {
         .collect();
     let schema = json!({"type": "object", "properties": properties});
     let form = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
-    let work = |name, path, body| Work { name, path, body };
+    let work = |name, path: &str, body| Work { name, requests: vec![(Method::POST, path.to_owned(), body)] };
+    let session = format!("/v1/agents/{AGENT}/sessions/{CLIENT}");
+    let message =
+        |text: &str| (Method::POST, format!("{session}/messages"), json!({"text": text}).to_string());
+    let import = (Method::PUT, format!("{session}?replace=true"), long_session(model).to_string());
     vec![
         work("prompts of 12 MiB", "/v1/completions", json!({"prompt": text}).to_string()),
         work("messages of 12 MiB", "/v1/chat/completions", json!({"messages": said(&text)}).to_string()),
@@ -111,23 +135,44 @@ fn works() -> Vec<Work> {
             "/v1/chat/completions",
             json!({"messages": said("x"), "response_format": form, "max_tokens": 1 << 30}).to_string(),
         ),
+        Work { name: "guests' prompts of 21 MiB", requests: vec![message("complete")] },
+        Work { name: "imports of 9,998 messages", requests: vec![import, message("talk")] },
     ]
+}
+
+/// A session with one long conversation, as it is exported.
+fn long_session(model: &str) -> Value {
+    let mut transcript = Transcript::new();
+    for number in 0..MESSAGES / 2 {
+        transcript.push(ChatMessage::user(format!("question {number} of many, about nothing at all")));
+        transcript.push(ChatMessage::assistant(format!("answer {number}, which says as little")));
+    }
+    json!({
+        "format": "skep.session", "version": 1, "agent": AGENT, "session": "s", "turns": 1,
+        "created_at_ms": 1, "updated_at_ms": 1, "state": {},
+        "conversations": [{"name": "main", "model": model, "transcript": transcript}],
+    })
 }
 
 /// Asks for the host's health while so many clients send the work.
 async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration) -> Result<Row> {
-    let (stop, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(Answered::default()));
     let mut sending = JoinSet::new();
-    for _ in 0..clients {
+    for number in 0..clients {
         let Some(work) = work.clone() else { break };
-        let (stop, requests, address) = (stop.clone(), requests.clone(), format!("{url}{}", work.path));
+        let (stop, answered, url) = (stop.clone(), answered.clone(), url.to_owned());
         sending.spawn(async move {
             let client = reqwest::Client::new();
-            while !stop.load(Ordering::Relaxed) {
-                let sent = client.post(&address).body(work.body.clone()).send().await;
-                // The answer is a refusal; only how the host is beside it counts.
-                if sent.is_ok() {
-                    requests.fetch_add(1, Ordering::Relaxed);
+            for (method, path, body) in work.requests.iter().cycle() {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let address = format!("{url}{}", path.replace(CLIENT, &format!("client-{number}")));
+                let sent = client.request(method.clone(), address).body(body.clone()).send().await;
+                // Most are refused, after some work; only how the host is meanwhile counts.
+                if let Ok(answer) = sent {
+                    answered.requests.fetch_add(1, Ordering::Relaxed);
+                    answered.refused.fetch_add(u64::from(!answer.status().is_success()), Ordering::Relaxed);
                 }
             }
         });
@@ -143,7 +188,8 @@ async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration
         p50_ms: ms(0.5),
         p99_ms: ms(0.99),
         max_ms: ms(1.0),
-        requests: requests.load(Ordering::Relaxed),
+        requests: answered.requests.load(Ordering::Relaxed),
+        refused: answered.refused.load(Ordering::Relaxed),
     })
 }
 
@@ -167,7 +213,7 @@ fn for_people(report: &Report) -> Result<()> {
     let Report { clients, seconds, rows } = report;
     out::line(&format!("/healthz beside {clients} clients, {seconds} s each, in ms"))?;
     let row = |row: &Row| {
-        let Row { work, answers, p50_ms, p99_ms, max_ms, requests } = row;
+        let Row { work, answers, p50_ms, p99_ms, max_ms, requests, refused } = row;
         [
             (*work).to_owned(),
             format!("{p50_ms:.1}"),
@@ -175,8 +221,9 @@ fn for_people(report: &Report) -> Result<()> {
             format!("{max_ms:.1}"),
             answers.to_string(),
             requests.to_string(),
+            refused.to_string(),
         ]
     };
-    let rows: Vec<[String; 6]> = rows.iter().map(row).collect();
-    out::table(["BESIDE", "P50", "P99", "MAX", "ANSWERS", "REQUESTS BESIDE"], &rows)
+    let rows: Vec<[String; 7]> = rows.iter().map(row).collect();
+    out::table(["BESIDE", "P50", "P99", "MAX", "ANSWERS", "REQUESTS BESIDE", "REFUSED"], &rows)
 }
