@@ -1,7 +1,6 @@
 //! `skep bench crash`: `kill -9` again and again at random points under mixed load, and what is lost, doubled or told as
 //! interrupted, counted outside the host.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -10,8 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 
 use super::percentile;
-use super::storm::{Account, COLUMNS, Plan, Storm};
-use crate::catalog;
+use super::storm::{Account, COLUMNS, Options, Storm};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
@@ -40,21 +38,8 @@ pub struct Args {
     /// Ends after this time, whatever the number of kills
     #[arg(long, value_name = "M", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
-    /// Clients at the same time
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    workers: u32,
-    /// The points of the kills and the orders follow from it [default: another one each time]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Model of the host; a tiny one is the right one
-    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
-    model: String,
-    /// Folder for the host's data, which stays [default: a temporary one, which stays if something went wrong]
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,22 +70,13 @@ struct Times {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let seed = args.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
-    let temporary = tempfile::Builder::new().prefix("skep-crash-").tempdir()?;
-    let folder = args.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let plan = Plan { seed, workers: args.workers as usize, deletes_all: false };
-    let model = catalog::resolve(&args.model, &Terminal)?.path;
-    let model = model.to_str().context("the model's path is not UTF-8")?;
-    let storm = Storm::prepare(&folder, model, plan).await?;
-    let report = kill_and_count(&args, &storm, seed).await;
-    let is_well = report.as_ref().is_ok_and(Report::is_well);
-    if !is_well && args.folder.is_none() {
-        let kept = temporary.keep();
-        eprintln!("  the data folder, the log and the configuration are in {}", kept.display());
+    let stage = args.options.prepare(false).await?;
+    let report = kill_and_count(&args, &stage.storm, stage.seed).await;
+    if !report.as_ref().is_ok_and(Report::is_well) {
+        stage.keep();
     }
     let report = report?;
-    if args.json {
+    if args.options.json {
         out::json(&report)?;
     } else {
         for_people(&report)?;

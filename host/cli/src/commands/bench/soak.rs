@@ -1,16 +1,13 @@
 //! `skep bench soak`: mixed load for a long time, and what the host holds at its end beside what it held at its start.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rand::RngExt as _;
 use serde::Serialize;
 
-use super::storm::{Account, Plan, Storm, metric};
-use crate::catalog;
+use super::storm::{Account, Options, Storm, metric};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
@@ -49,21 +46,8 @@ pub struct Args {
     /// How long, beside a fifth of it, up to three minutes, to warm up
     #[arg(long, value_name = "M", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     minutes: u64,
-    /// Clients at the same time
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    workers: u32,
-    /// The orders follow from it [default: another one each time]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Model of the host
-    #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
-    model: String,
-    /// Folder for the host's data, which stays [default: a temporary one]
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,16 +81,13 @@ impl Figure {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let seed = args.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
-    let temporary = tempfile::Builder::new().prefix("skep-soak-").tempdir()?;
-    let folder = args.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let plan = Plan { seed, workers: args.workers as usize, deletes_all: true };
-    let model = catalog::resolve(&args.model, &Terminal)?.path;
-    let model = model.to_str().context("the model's path is not UTF-8")?;
-    let storm = Storm::prepare(&folder, model, plan).await?;
-    let report = soak(&args, &storm, seed).await?;
-    if args.json {
+    let stage = args.options.prepare(true).await?;
+    let report = soak(&args, &stage.storm, stage.seed).await;
+    if !report.as_ref().is_ok_and(|report| report.verdict().is_ok()) {
+        stage.keep();
+    }
+    let report = report?;
+    if args.options.json {
         out::json(&report)?;
     } else {
         for_people(&report)?;

@@ -3,6 +3,7 @@
 
 mod books;
 mod life;
+mod options;
 mod orders;
 mod outside;
 mod sessions;
@@ -24,6 +25,7 @@ use crate::embedded::STORM;
 use books::Books;
 pub use books::{Account, COLUMNS};
 use life::{Birth, Life};
+pub use options::Options;
 use outside::Outside;
 
 const AGENT: &str = "storm";
