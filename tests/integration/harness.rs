@@ -18,6 +18,12 @@ use std::{
 
 pub const MODEL: &str = "smollm2-135m";
 
+/// Says that a test is skipped because something cannot be had here. With `SKEP_REQUIRE=all` that is a failure.
+pub fn skipped(why: &str) {
+    assert!(std::env::var_os("SKEP_REQUIRE").is_none_or(|what| what != "all"), "{why}");
+    eprintln!("skipped: {why}");
+}
+
 /// A running host.
 pub struct Host {
     pub url: String,

@@ -1,7 +1,7 @@
 //! The example agents in other languages: built by their own commands, deployed with what their manifests ask for, and
 //! talked to with the real model.
 
-use crate::harness::{Host, repository, shared};
+use crate::harness::{Host, repository, shared, skipped};
 use serde_json::{Value, json};
 use skep_cli::{agent_source::AgentSource, progress::Silent};
 
@@ -42,8 +42,7 @@ async fn an_agent_in_python_infers_and_keeps_its_state() {
 async fn an_agent_in_javascript_calls_its_tool_and_keeps_its_state() {
     // Node is not among what Skep is built with.
     if std::process::Command::new("npm").arg("--version").output().is_err() {
-        eprintln!("skipped: examples/js-thermostat is built with Node 20 or later, and there is no npm");
-        return;
+        return skipped("examples/js-thermostat is built with Node 20 or later, and there is no npm");
     }
     let host = shared();
     deploy(host, "js-thermostat").await;

@@ -23,6 +23,9 @@ fn token_ids_are_those_of_the_reference() {
     for case in cases() {
         assert_eq!(tokenizer.encode(&case.text, SpecialTokens::Parse).unwrap(), case.ids, "{:?}", case.text);
         assert_eq!(tokenizer.decode(&case.ids, false), case.text);
+        let literal = tokenizer.encode(&case.text, SpecialTokens::Literal).unwrap();
+        assert!(literal.iter().all(|id| !tokenizer.is_special(*id)), "{:?}", case.text);
+        assert_eq!(tokenizer.decode(&literal, true), case.text);
     }
 }
 
