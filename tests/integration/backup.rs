@@ -20,7 +20,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const MANIFEST: &str = "name = \"counted\"\n[grants]\nevents = [\"counted.*\"]\n\
@@ -28,6 +28,8 @@ const MANIFEST: &str = "name = \"counted\"\n[grants]\nevents = [\"counted.*\"]\n
 /// What the agent `payer` calls, once somebody has agreed.
 const PAYMENT: &str = "agent:bank/pay {\"cents\": 5}";
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Alarms that are set before a backup ring after it, unless the machine is very slow.
+const ALARM_AFTER: Duration = Duration::from_secs(15);
 
 /// Where webhooks go: outside of every host.
 #[derive(Clone, Default)]
@@ -145,8 +147,6 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert_eq!(status, 202, "{accepted}");
     let payment = accepted["turn_id"].as_str().unwrap().to_owned();
     until("a question", async || host.get("/v1/approvals").await.1["data"][0]["id"].is_string()).await;
-    let (status, set) = keyed(&host.url, "alarms", "set", "set 3").await.unwrap();
-    assert_eq!(status, 200, "{set}");
 
     // Meanwhile others go on.
     let (ends, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
@@ -168,10 +168,15 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
         .collect();
     until("a load", async || acknowledged.lock().unwrap().len() >= 30).await;
     let before = acknowledged.lock().unwrap().clone();
+    let alarms_set_at = Instant::now();
+    let set = format!("set 3 {}", ALARM_AFTER.as_millis());
+    let (status, set) = keyed(&host.url, "alarms", "set", &set).await.unwrap();
+    assert_eq!(status, 200, "{set}");
     let (data, backup) = (at("data"), at("backup"));
     let (done, said) = skep(&["backup", backup.to_str().unwrap(), "--data", data.to_str().unwrap()]).await;
     assert!(done, "{said}");
-    assert!(said.contains("3 agents") && said.contains("1 open turns"), "{said}");
+    assert!(said.contains("3 agents") && said.contains("open turns, 3 events on their way"), "{said}");
+    let is_before_alarms = alarms_set_at.elapsed() < ALARM_AFTER;
     let during = acknowledged.lock().unwrap().len();
     until("a load that went on", async || acknowledged.lock().unwrap().len() > during + 5).await;
 
@@ -185,10 +190,11 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     }
     let delivered = receiver.taken();
 
+    tokio::time::sleep((ALARM_AFTER + Duration::from_secs(1)).saturating_sub(alarms_set_at.elapsed())).await;
     let restored = at("restored");
     let (done, said) =
         skep(&["restore", backup.to_str().unwrap(), "--data", restored.to_str().unwrap()]).await;
-    assert!(done && said.contains("1 turns, 3 events"), "{said}");
+    assert!(done && said.contains("turns, 3 events"), "{said}");
     let (process, host) = started(model.path(), &restored, &config).await;
     for (client, key, turn) in &before {
         let (status, again) = keyed(&host.url, &format!("load{client}"), key, "look").await.unwrap();
@@ -203,11 +209,13 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     event(&host, 6).await;
     until("a new message", async || receiver.taken().len() == 7).await;
     let (_, held) = host.get("/v1/held").await;
-    assert_eq!(
-        (&held["turns"], &held["deliveries"], &held["is_restored"]),
-        (&json!(1), &json!(3), &json!(true))
-    );
-    assert!(held["schedules"].as_u64().unwrap() >= 1, "{held}");
+    assert_eq!((&held["deliveries"], &held["is_restored"]), (&json!(3), &json!(true)));
+    // The payment, and messages of the load that were under way.
+    let turns = held["turns"].as_u64().unwrap();
+    assert!((1..=4).contains(&turns), "{held}");
+    if is_before_alarms {
+        assert_eq!(held["schedules"], 3, "{held}");
+    }
     for (id, times) in &delivered {
         assert_eq!(&receiver.taken()[id], times, "nothing comes again by itself");
     }
@@ -217,7 +225,7 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert_eq!(host.delete(&turn).await.1["error"]["code"], "held_since_restore");
 
     let (done, said) = skep(&["held", "resume", "--url", &host.url]).await;
-    assert!(done && said.contains("going on with 1 turns, 3 events"), "{said}");
+    assert!(done && said.contains(&format!("going on with {turns} turns, 3 events")), "{said}");
     until("the rest", async || receiver.taken().values().map(Vec::len).sum::<usize>() == 10).await;
     for (id, times) in receiver.taken() {
         let told = times.iter().filter(|restored| **restored).count();
@@ -244,7 +252,7 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert!(done, "{said}");
     let (process, host) = started(model.path(), &dropped, &config).await;
     let (done, said) = skep(&["held", "drop", "--url", &host.url]).await;
-    assert!(done && said.contains("dropped 1 turns, 3 events"), "{said}");
+    assert!(done && said.contains(&format!("dropped {turns} turns, 3 events")), "{said}");
     let (_, failed) = host.get(&turn).await;
     assert_eq!(
         (&failed["state"], &failed["error"]["code"]),

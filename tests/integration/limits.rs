@@ -12,7 +12,7 @@ async fn tokens_of_a_day_that_are_used_up_stay_so_when_the_host_is_started_again
     assert_eq!(status, 201, "{deployed}");
     let (_, detail) = host.get("/v1/agents/daily").await;
     assert_eq!(detail["limits"]["tokens_per_day"], 6, "{detail}");
-    let say = json!({"text": "Count to a hundred.", "data": {"max_tokens": 40}});
+    let say = json!({"text": "Count to a hundred.", "data": {"max_tokens": 40, "temperature": 0.0}});
     let path = "/v1/agents/daily/sessions/s/messages";
     // It gets what is left of the day, and that is all of it.
     let answer = host.ok(path, say.clone()).await;

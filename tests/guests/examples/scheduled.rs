@@ -1,5 +1,6 @@
 //! Sets alarms and emits events as it is told, and counts in its state what it took, by name. A message `set N` sets N
-//! alarms, `emit N` emits N events for this session; the reply's data is what was taken, and how often.
+//! alarms, a second from now or after `set N MS`; `emit N` emits N events for this session; the reply's data is what was
+//! taken, and how often.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +11,18 @@ use skep_sdk::{AgentError, Alarm, Context, Event, Message, Reply, agent};
 /// Counts its alarms and events.
 #[agent(on_alarm = ring, on_event = take)]
 async fn scheduled(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    let (command, count) = message.text.split_once(' ').unwrap_or((&message.text, "0"));
-    let count: u64 = count.parse().map_err(|_| AgentError::InvalidMessage("N is a number".into()))?;
+    let mut words = message.text.split(' ');
+    let command = words.next().unwrap_or_default();
+    let mut number = |otherwise: u64| match words.next() {
+        Some(word) => word.parse().map_err(|_| AgentError::InvalidMessage("N and MS are numbers".into())),
+        None => Ok(otherwise),
+    };
+    let (count, after_ms) = (number(0)?, number(1_000)?);
     for number in 0..count {
         match command {
             "set" => cx.schedule().after(
                 &format!("alarm {number}"),
-                Duration::from_millis(1_000 + 20 * number),
+                Duration::from_millis(after_ms + 20 * number),
                 &number,
             )?,
             _ => cx.emit("counted.emitted", &json!({"session": cx.session(), "number": number}))?,

@@ -50,7 +50,6 @@ impl AgentHost {
             return Err(session_not_found(&invocation.agent, &invocation.session));
         }
         check(&invocation)?;
-        services.held.check(&invocation.agent, &invocation.session)?;
         let agent = services.agent(&invocation.agent)?;
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
@@ -67,6 +66,7 @@ impl AgentHost {
                 Err(RuntimeError::Internal { message })
             });
         }
+        services.held.check(&invocation.agent, &invocation.session)?;
         let handle = feed.follow(Hold::Cancels);
         let held = services.intake.take(&invocation)?;
         let active = services.active(&agent, &invocation.principal)?;
@@ -137,6 +137,8 @@ impl Inner {
                 return Ok(feed.follow(Hold::Watches));
             }
         }
+        // What was answered before is told also by a session that takes nothing new.
+        self.services.held.check(&agent, &session)?;
         let deployed = self.services.agent(&agent)?;
         // Before anything is stored of it.
         let held = self.services.intake.take(&invocation)?;

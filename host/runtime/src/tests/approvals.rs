@@ -211,6 +211,25 @@ async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping(
     assert_eq!(outside.count("/tool"), 1);
 }
 
+#[tokio::test]
+async fn a_session_that_is_held_since_a_restore_tells_what_it_answered_before_and_takes_nothing_new() {
+    let host = start("").await;
+    let keyed = |key: &str| Invocation { idempotency_key: Some(key.into()), ..invocation("desk", "s", TOOL) };
+    let mut answered = host.agents.invoke(keyed("answered")).await.expect("taken");
+    let id = asked(&mut answered).await;
+    decide(&host, &id, true).await.expect("nobody was faster");
+    let outcome = answered.outcome().await.expect("goes well");
+    asked(&mut host.agents.invoke(keyed("open")).await.expect("taken")).await;
+    host.store().hold_all(1, 2).await.expect("stored");
+    let host = host.restart_with(granting(&["agent:*/*"])).await;
+    let again = host.agents.invoke(keyed("answered")).await.expect("known");
+    assert_eq!(again.outcome().await.expect("as it was"), outcome);
+    for refused in [keyed("open"), keyed("new"), invocation("desk", "s", TOOL)] {
+        let error = host.agents.invoke(refused).await.err().expect("it is held");
+        assert_eq!(error.code(), "held_since_restore");
+    }
+}
+
 /// A call of the tool that no agent makes.
 fn from_outside() -> Invocation {
     let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
