@@ -40,7 +40,6 @@ mod take_back;
 mod telemetry;
 #[cfg(test)]
 mod tests;
-mod validation_cost;
 
 pub use cancel::Cancel;
 pub use error::EngineError;
@@ -55,4 +54,3 @@ pub use router::Routing;
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use speculation::{DraftLimits, Speculation};
 pub use stream::TokenStream;
-pub use validation_cost::ValidationCost;

@@ -6,7 +6,7 @@
 
 use crate::{
     Json,
-    tools::{Schema, Tool},
+    tools::{Tool, validator},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, ser::Formatter};
@@ -80,12 +80,13 @@ pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, Strin
 /// The examples of an output, checked against its schema.
 pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessage>, String> {
     let examples: Vec<OfOutput> = read(written)?;
-    let answers = Schema::compile(schema)?;
+    let validator = validator(schema)?;
     let mut shown = Vec::with_capacity(2 * examples.len());
     for (index, OfOutput { user, answer }) in examples.into_iter().enumerate() {
-        answers
-            .check(&answer)
-            .map_err(|why| format!("example {} ({user:?}): its answer is not valid: {why}", index + 1))?;
+        validator.validate(&answer).map_err(|error| {
+            let at = error.instance_path().to_string();
+            format!("example {} ({user:?}): its answer is not valid at {at:?}: {error}", index + 1)
+        })?;
         shown.push(ChatMessage::user(user));
         shown.push(ChatMessage::assistant(spelled(&in_order(&answer, schema))));
     }
