@@ -266,9 +266,11 @@ async fn ask_store(
     }
 }
 
-/// When the call is refused, if nobody decides. Time that a clock which was set forward skipped is given to people.
+/// When the call is refused, if nobody decides. Time that a clock which was set forward skipped is given to people. What was
+/// asked in a future that a clock which was set back took away counts as asked now, until the store says so too.
 fn expires_at_ms(clock: &Clock, row: &ApprovalRow) -> u64 {
-    clock.lived_after(row.created_at_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
+    let began_ms = row.created_at_ms.min(clock.now_ms());
+    clock.lived_after(began_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
 }
 
 fn required(clock: &Clock, row: &ApprovalRow) -> RunEvent {

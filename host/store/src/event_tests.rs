@@ -201,6 +201,19 @@ async fn old_events_go_though_many_dead_letters_lie_before_them() {
 }
 
 #[tokio::test]
+async fn old_events_go_though_events_of_a_future_that_was_taken_back_lie_before_them() {
+    let store = with_agent().await;
+    for number in 0..600 {
+        store.publish(&event(&format!("later{number}"), vec![]), 100 * EVENT_IDS_KEPT_MS).await.unwrap();
+    }
+    for number in 0..300 {
+        store.publish(&event(&format!("old{number}"), vec![]), 1).await.unwrap();
+    }
+    let before = |kept_ms: u64| (2 * EVENT_IDS_KEPT_MS).saturating_sub(kept_ms);
+    assert_eq!(store.forget_events(before).await.unwrap(), 300);
+}
+
+#[tokio::test]
 async fn a_webhook_keeps_what_came_of_its_last_try_and_knows_what_is_on_its_way() {
     let store = with_agent().await;
     assert!(store.webhook_queues().await.unwrap().is_empty());

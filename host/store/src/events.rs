@@ -109,58 +109,66 @@ pub(crate) async fn insert(
     }
     if key % EVENTS_BETWEEN_PRUNING == 0 {
         let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms);
-        prune(connection, before(EVENT_IDS_KEPT_MS), before(DEAD_KEPT_MS)).await?;
+        let bounds = Bounds { now_ms, ids_ms: before(EVENT_IDS_KEPT_MS), dead_ms: before(DEAD_KEPT_MS) };
+        prune(connection, bounds).await?;
     }
     Ok(Published::New)
+}
+
+/// Times of day before which events are old.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    pub now_ms: u64,
+    /// Of events that are only ids.
+    pub ids_ms: u64,
+    /// Of dead letters.
+    pub dead_ms: u64,
 }
 
 /// What one look for old events did.
 pub(crate) struct Pruned {
     pub gone: u64,
-    /// It came to the end, or to events of which none is old; the next look begins anew.
+    /// It came to the end, or to events that are all young; the next look begins anew.
     pub is_through: bool,
 }
 
-/// Looks at some events, from where the last look ended, and removes those from before these times: those that are only ids,
-/// and those with dead letters.
-pub(crate) async fn prune(
-    connection: &mut SqliteConnection,
-    ids_before_ms: u64,
-    dead_before_ms: u64,
-) -> Result<Pruned, StoreError> {
+/// Looks at some events, from where the last look ended, and removes the old ones.
+pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> Result<Pruned, StoreError> {
     let failed = || StoreError::while_it("removed old events");
     let after: i64 = query_scalar("SELECT after_key FROM event_pruning")
         .fetch_one(&mut *connection)
         .await
         .map_err(failed())?;
     let looked_at = query(
-        "SELECT COUNT(*), coalesce(SUM(published_at_ms < ?1), 0), coalesce(MAX(key), 0)
-         FROM (SELECT key, published_at_ms FROM events WHERE key > ?2 ORDER BY key LIMIT ?3)",
+        // Events of a future that a clock which was set back took away lie before others that are old.
+        "SELECT COUNT(*), coalesce(SUM(published_at_ms < ?1 OR published_at_ms > ?2), 0), coalesce(MAX(key), 0)
+         FROM (SELECT key, published_at_ms FROM events WHERE key > ?3 ORDER BY key LIMIT ?4)",
     )
-    .bind(ids_before_ms as i64)
+    .bind(bounds.ids_ms as i64)
+    .bind(bounds.now_ms as i64)
     .bind(after)
     .bind(EVENTS_LOOKED_AT)
     .fetch_one(&mut *connection)
     .await
     .map_err(failed())?;
-    let (events, old, last): (i64, i64, i64) = (looked_at.get(0), looked_at.get(1), looked_at.get(2));
+    let (events, not_young, last): (i64, i64, i64) = (looked_at.get(0), looked_at.get(1), looked_at.get(2));
     let gone = query(
         "DELETE FROM events WHERE key > ?1 AND key <= ?2 AND published_at_ms < ?3
          AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = events.key AND (state != 2 OR published_at_ms >= ?4))",
     )
     .bind(after)
     .bind(last)
-    .bind(ids_before_ms as i64)
-    .bind(dead_before_ms as i64)
+    .bind(bounds.ids_ms as i64)
+    .bind(bounds.dead_ms as i64)
     .execute(&mut *connection)
     .await
     .map_err(failed())?;
-    let is_through = events < EVENTS_LOOKED_AT || old == 0;
-    query("UPDATE event_pruning SET after_key = ?")
-        .bind(if is_through { 0 } else { last })
-        .execute(connection)
-        .await
-        .map_err(failed())?;
+    let is_through = events < EVENTS_LOOKED_AT || not_young == 0;
+    let next = if is_through { 0 } else { last };
+    if next != after {
+        let moved = query("UPDATE event_pruning SET after_key = ?").bind(next).execute(connection).await;
+        moved.map_err(failed())?;
+    }
     Ok(Pruned { gone: gone.rows_affected(), is_through })
 }
 
