@@ -108,9 +108,7 @@ pub(crate) async fn insert(
         deliveries::insert(connection, key, delivery, now_ms).await?;
     }
     if key % EVENTS_BETWEEN_PRUNING == 0 {
-        let before = |kept_ms: u64| now_ms.saturating_sub(kept_ms);
-        let bounds = Bounds { now_ms, ids_ms: before(EVENT_IDS_KEPT_MS), dead_ms: before(DEAD_KEPT_MS) };
-        prune(connection, bounds).await?;
+        prune(connection, Bounds::of(|kept_ms| now_ms.saturating_sub(kept_ms))).await?;
     }
     Ok(Published::New)
 }
@@ -118,11 +116,18 @@ pub(crate) async fn insert(
 /// Times of day before which events are old.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
-    pub now_ms: u64,
-    /// Of events that are only ids.
-    pub ids_ms: u64,
-    /// Of dead letters.
-    pub dead_ms: u64,
+    now_ms: u64,
+    /// The bound for events that are only ids.
+    ids_ms: u64,
+    /// The bound for dead letters.
+    dead_ms: u64,
+}
+
+impl Bounds {
+    /// `before` gives the time of day from which on so many milliseconds went by.
+    pub(crate) fn of(before: impl Fn(u64) -> u64) -> Self {
+        Bounds { now_ms: before(0), ids_ms: before(EVENT_IDS_KEPT_MS), dead_ms: before(DEAD_KEPT_MS) }
+    }
 }
 
 /// What one look for old events did.

@@ -44,8 +44,7 @@ impl Store {
     /// from time to time; this is for a host on which nothing happens. `before` is the time from which on so many
     /// milliseconds went by.
     pub async fn forget_events(&self, before: impl Fn(u64) -> u64) -> Result<u64, StoreError> {
-        let (ids_ms, dead_ms) = (before(events::EVENT_IDS_KEPT_MS), before(events::DEAD_KEPT_MS));
-        let bounds = events::Bounds { now_ms: before(0), ids_ms, dead_ms };
+        let bounds = events::Bounds::of(before);
         let mut gone = 0;
         loop {
             let _permit = self.piecework().await?;

@@ -16,11 +16,17 @@ use std::time::Duration;
 
 const ASKS: &str = "[tools.find]\napproval = true";
 const HOUR_MS: u64 = 3_600_000;
+const AN_HOUR: &str = "[limits]\napproval_ms = 3600000";
 const TOOL: &str = "agent:orders/find";
 
 /// A host with the agent `desk`, which calls the tool of another that it is told; a person decides about `find`.
 pub(super) async fn start(more: &str) -> Host {
-    let host = Host::with(granting(&["agent:*/*"])).await;
+    start_at(&Clock::default(), more).await
+}
+
+/// The same with a clock that the test moves.
+async fn start_at(clock: &Clock, more: &str) -> Host {
+    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..granting(&["agent:*/*"]) }).await;
     host.deploy("orders", ASKS, echoing()).await.expect("valid");
     host.deploy("desk", &format!("{}\n{more}", granted("\"agent:orders/find\"")), caller())
         .await
@@ -36,7 +42,12 @@ async fn start_outside(outside: &Outside) -> Host {
 }
 
 async fn detached(host: &Host) -> RunHandle {
-    host.agents.invoke(Invocation { detached: true, ..invocation("desk", "s", TOOL) }).await.expect("taken")
+    detached_in(host, "s").await
+}
+
+async fn detached_in(host: &Host, session: &str) -> RunHandle {
+    let invocation = Invocation { detached: true, ..invocation("desk", session, TOOL) };
+    host.agents.invoke(invocation).await.expect("taken")
 }
 
 /// Reads until somebody is asked.
@@ -131,27 +142,12 @@ async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_me
     assert!(late.to_string().contains("nobody decided in time"), "{late}");
 }
 
-/// A host with the agent `desk` and a clock that only the test moves; people have an hour.
-async fn start_at(clock: &Clock) -> Host {
-    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..granting(&["agent:*/*"]) }).await;
-    host.deploy("orders", ASKS, echoing()).await.expect("valid");
-    let manifest = format!("{}\n[limits]\napproval_ms = {HOUR_MS}", granted("\"agent:orders/find\""));
-    host.deploy("desk", &manifest, caller()).await.expect("valid");
-    host
-}
-
 #[tokio::test]
 async fn a_clock_that_is_set_forward_takes_no_time_from_people() {
     let clock = Clock::at(1_800_000_000_000);
     clock.times_set_back();
-    let host = start_at(&clock).await;
-    let (mut late, mut in_time) = (
-        detached(&host).await,
-        host.agents
-            .invoke(Invocation { detached: true, ..invocation("desk", "t", TOOL) })
-            .await
-            .expect("taken"),
-    );
+    let host = start_at(&clock, AN_HOUR).await;
+    let (mut late, mut in_time) = (detached(&host).await, detached_in(&host, "t").await);
     let (_, second) = (asked(&mut late).await, asked(&mut in_time).await);
     let year_ms = 365 * 24 * HOUR_MS;
     clock.jump(year_ms as i64);
@@ -170,13 +166,13 @@ async fn a_clock_that_is_set_forward_takes_no_time_from_people() {
 async fn a_clock_that_is_set_back_gives_people_no_year_more() {
     let clock = Clock::at(1_800_000_000_000);
     clock.times_set_back();
-    let host = start_at(&clock).await;
+    let host = start_at(&clock, AN_HOUR).await;
     let mut handle = detached(&host).await;
     asked(&mut handle).await;
     clock.jump(-(365 * 24 * HOUR_MS as i64));
     until(async || {
         let waiting = pending(&host).await;
-        waiting.iter().all(|one| one.expires_at_ms == clock.now_ms() + HOUR_MS).then_some(())
+        waiting.iter().all(|one| one.created_at_ms == clock.now_ms()).then_some(())
     })
     .await;
     // Who waits may have looked before the row was moved; then it looks again an hour later.
@@ -225,7 +221,7 @@ async fn a_session_that_is_held_since_a_restore_tells_what_it_answered_before_an
     let again = host.agents.invoke(keyed("answered")).await.expect("known");
     assert_eq!(again.outcome().await.expect("as it was"), outcome);
     for refused in [keyed("open"), keyed("new"), invocation("desk", "s", TOOL)] {
-        let error = host.agents.invoke(refused).await.err().expect("it is held");
+        let error = host.agents.invoke(refused).await.expect_err("it is held");
         assert_eq!(error.code(), "held_since_restore");
     }
 }

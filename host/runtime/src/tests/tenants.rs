@@ -2,7 +2,7 @@
 
 use super::{
     fixture::{Host, invocation, until},
-    web::{EVERYWHERE, Server, fetcher, granting},
+    web::{Asked, EVERYWHERE, Server, fetcher, granting},
 };
 use crate::{
     BatchItem, BatchOptions, BatchRequest, Invocation, NewApiKey, NewBatch, Role, RunHandle, RuntimeError,
@@ -50,17 +50,22 @@ async fn many(host: &Host, server: &Server, count: usize) -> Vec<RunHandle> {
     turns
 }
 
-/// The turn of the small tenant comes to the server, and to its end.
-async fn is_served(server: &mut Server, turn: RunHandle) {
+/// Answers the small tenant's request. Those of others that came before stay open while what is returned is kept.
+async fn answer_small(server: &mut Server) -> Vec<Asked> {
     let mut others = Vec::new();
     loop {
         let asked = server.next().await;
         if asked.head.starts_with("GET /small ") {
             asked.answer("pong").await;
-            break;
+            return others;
         }
         others.push(asked);
     }
+}
+
+/// The turn of the small tenant comes to the server, and to its end.
+async fn is_served(server: &mut Server, turn: RunHandle) {
+    let _others = answer_small(server).await;
     assert_eq!(turn.outcome().await.expect("it goes well").text, "pong");
 }
 
@@ -107,15 +112,7 @@ async fn a_tenant_with_a_large_batch_leaves_places_to_others() {
     let (host, mut server) = start(|options| options.batch = batches, "").await;
     host.agents.queue_batch(batch(&server, "greedy", 20)).await.expect("room");
     let id = host.agents.queue_batch(batch(&server, "small", 1)).await.expect("room").id;
-    let mut others = Vec::new();
-    loop {
-        let asked = server.next().await;
-        if asked.head.starts_with("GET /small ") {
-            asked.answer("pong").await;
-            break;
-        }
-        others.push(asked);
-    }
+    let others = answer_small(&mut server).await;
     let (_, results) = until(async || {
         Some(host.agents.batch_results("small", &id).await.expect("known")).filter(|(_, r)| r.is_some())
     })

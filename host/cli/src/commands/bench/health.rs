@@ -29,7 +29,7 @@ const BODY_BYTES: usize = 12 << 20;
 /// Stands for a name of each client's own.
 const CLIENT: &str = "{client}";
 const AGENT: &str = "bench-hostile";
-/// Of an imported session: as many as one may have, but for a question and its answer.
+/// Messages of an imported session: the maximum less a question and its answer.
 const MESSAGES: usize = 9_998;
 
 /// Measure how soon /healthz is answered while clients send much work
@@ -193,7 +193,7 @@ async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration
     })
 }
 
-/// How long each answer took.
+/// Asks for the host's health for this long, and returns the time that each answer took.
 async fn health(url: &str, time: Duration) -> Result<Vec<Duration>> {
     let (client, address, began) = (reqwest::Client::new(), format!("{url}/healthz"), Instant::now());
     let mut ticks = interval(PAUSE);
