@@ -40,6 +40,7 @@ mod take_back;
 mod telemetry;
 #[cfg(test)]
 mod tests;
+mod validator;
 
 pub use cancel::Cancel;
 pub use error::EngineError;
@@ -54,3 +55,4 @@ pub use router::Routing;
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use speculation::{DraftLimits, Speculation};
 pub use stream::TokenStream;
+pub use validator::{Dialect, Invalid, SchemaValidator};

@@ -6,7 +6,7 @@
 
 use crate::{
     Json,
-    tools::{Tool, validator},
+    tools::{Tool, check, validator},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, ser::Formatter};
@@ -83,10 +83,8 @@ pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessag
     let validator = validator(schema)?;
     let mut shown = Vec::with_capacity(2 * examples.len());
     for (index, OfOutput { user, answer }) in examples.into_iter().enumerate() {
-        validator.validate(&answer).map_err(|error| {
-            let at = error.instance_path().to_string();
-            format!("example {} ({user:?}): its answer is not valid at {at:?}: {error}", index + 1)
-        })?;
+        check(&answer, &validator)
+            .map_err(|why| format!("example {} ({user:?}): its answer is not valid {why}", index + 1))?;
         shown.push(ChatMessage::user(user));
         shown.push(ChatMessage::assistant(spelled(&in_order(&answer, schema))));
     }

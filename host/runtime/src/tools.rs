@@ -8,9 +8,8 @@ use crate::{
     bindings::types,
     examples::{self, Example},
 };
-use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
-use skep_engine::{Constraint, Engine, chat::ToolSpec};
+use skep_engine::{Constraint, Dialect, Engine, SchemaValidator, chat::ToolSpec};
 use skep_outbound::ToolHints;
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +18,7 @@ const MAX_SCHEMA_BYTES: usize = 64 << 10;
 const MAX_DESCRIPTION_BYTES: usize = 16 << 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
 const MAX_RETRIES: u32 = 10;
-/// Of what is wrong with a value.
+/// Maximum length of the description of an error in a value.
 const MAX_COMPLAINT_CHARS: usize = 1_000;
 
 #[derive(Default)]
@@ -31,8 +30,8 @@ pub(crate) struct Tool {
     pub(crate) definition: ToolDefinition,
     /// What a model that is offered the tool is shown first.
     pub(crate) examples: Vec<Example>,
-    input: Validator,
-    output: Option<Validator>,
+    input: SchemaValidator,
+    output: Option<SchemaValidator>,
 }
 
 impl Tools {
@@ -87,7 +86,7 @@ impl Tool {
     }
 
     pub(crate) fn check_arguments(&self, arguments: &Value) -> Result<(), String> {
-        check(arguments, Some(&self.input)).map_err(|why| self.bad_arguments(&why))
+        check(arguments, &self.input).map_err(|why| self.bad_arguments(&why))
     }
 
     /// The result as JSON, if it is what the tool gives.
@@ -99,14 +98,15 @@ impl Tool {
 
     pub(crate) fn check_result(&self, result: &Json) -> Result<(), String> {
         let Some(validator) = &self.output else { return Ok(()) };
-        check(&result.value(), Some(validator)).map_err(|why| self.bad_result(&why))
+        check(&result.value(), validator).map_err(|why| self.bad_result(&why))
     }
 
     /// The same of a turn's outcome, in which no data is `null`.
     pub(crate) fn check_reply(&self, data: Option<&Json>) -> Result<(), String> {
-        match data {
-            Some(data) => self.check_result(data),
-            None => check(&Value::Null, self.output.as_ref()).map_err(|why| self.bad_result(&why)),
+        match (data, &self.output) {
+            (Some(data), _) => self.check_result(data),
+            (None, Some(validator)) => check(&Value::Null, validator).map_err(|why| self.bad_result(&why)),
+            (None, None) => Ok(()),
         }
     }
 
@@ -199,12 +199,8 @@ pub(crate) fn wit_hints(hints: ToolHints) -> types::ToolHints {
     types::ToolHints { read_only, destructive, idempotent, open_world }
 }
 
-/// Patterns are matched in linear time: a schema must not be able to stop the host.
-pub(crate) fn validator(schema: &Value) -> Result<Validator, String> {
-    jsonschema::options()
-        .with_pattern_options(PatternOptions::regex())
-        .build(schema)
-        .map_err(|error| format!("at {:?}: {error}", error.instance_path().to_string()))
+pub(crate) fn validator(schema: &Value) -> Result<SchemaValidator, String> {
+    SchemaValidator::compile(schema, Dialect::Linear)
 }
 
 fn parsed(which: &str, text: &str) -> Result<Value, String> {
@@ -217,7 +213,7 @@ fn parsed(which: &str, text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("its {which} schema is not JSON: {error}"))
 }
 
-fn compiled(which: &str, schema: &Value) -> Result<Validator, String> {
+fn compiled(which: &str, schema: &Value) -> Result<SchemaValidator, String> {
     validator(schema).map_err(|why| format!("its {which} schema does not compile: {why}"))
 }
 
@@ -225,16 +221,9 @@ fn json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
-fn check(value: &Value, validator: Option<&Validator>) -> Result<(), String> {
-    let Some(validator) = validator else { return Ok(()) };
-    validator.validate(value).map_err(|error| {
-        // It quotes the value.
-        let why: String = error.to_string().chars().take(MAX_COMPLAINT_CHARS).collect();
-        match error.instance_path().to_string() {
-            path if path.is_empty() => why,
-            path => format!("at {path:?}: {why}"),
-        }
-    })
+/// Describes the first error in a value. The description is cut, because it quotes the value.
+pub(crate) fn check(value: &Value, validator: &SchemaValidator) -> Result<(), String> {
+    validator.check(value).map_err(|why| why.to_string().chars().take(MAX_COMPLAINT_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -252,6 +241,21 @@ mod tests {
             retries: 0,
             needs_approval: false,
         })
+    }
+
+    #[test]
+    fn arguments_that_would_take_too_long_to_check_are_refused() {
+        let part = |number: usize| format!(r##"{{"$ref":"#/$defs/{number}"}}"##);
+        let both = |number: usize| format!(r#""{number}":{{"allOf":[{0},{0}]}}"#, part(number + 1));
+        let parts: Vec<String> = (0..14).map(both).collect();
+        let parts = parts.join(",") + r#","14":{"type":"integer"}"#;
+        let items = format!(r#"{{"items":{0}}}"#, part(0));
+        let schema = format!(r#"{{"type":"object","properties":{{"a":{items}}},"$defs":{{{parts}}}}}"#);
+        let tool = tool(&schema, None).expect("it compiles");
+        assert!(tool.arguments(r#"{"a":[1,2,3]}"#).is_ok());
+        let many = serde_json::json!({"a": vec![1; 1_000]}).to_string();
+        let message = tool.arguments(&many).expect_err("too many steps");
+        assert!(message.contains("takes too long"), "{message}");
     }
 
     #[test]

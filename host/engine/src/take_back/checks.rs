@@ -5,26 +5,24 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jsonschema::ValidationError;
 use jsonschema::error::ValidationErrorKind;
-use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
 use super::instance::{end_of, end_of_key, repeated_key, second_equal};
 use super::json_values::Check;
-use crate::EngineError;
 use crate::constraint::UnenforcedValue;
+use crate::{Dialect, EngineError, Invalid, SchemaValidator};
 
 /// Constraints whose validators are kept.
 const KEPT: usize = 64;
-/// Steps of a pattern that looks ahead or back: such patterns may take exponentially many.
-const PATTERN_STEPS: usize = 100_000;
 /// A message may hold the value that it is about.
 const LONGEST_REASON: usize = 200;
 
 /// What one constraint's masks do not enforce, and the validators that do.
 pub(crate) struct Checks {
     values: Arc<[UnenforcedValue]>,
-    validators: Vec<Validator>,
+    validators: Vec<SchemaValidator>,
 }
 
 /// What is wrong with a value.
@@ -44,14 +42,9 @@ impl Checks {
 
     fn compile(values: &Arc<[UnenforcedValue]>) -> Result<Self, EngineError> {
         let validators = values.iter().map(|value| {
-            jsonschema::options()
-                .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(PATTERN_STEPS))
-                .should_validate_formats(false)
-                .build(&value.schema)
-                .map_err(|error| EngineError::Constraint {
-                    parameter: crate::constraint::PARAMETER.to_string(),
-                    message: format!("at `{}`: {error}", error.instance_path()),
-                })
+            SchemaValidator::compile(&value.schema, Dialect::Backtracking).map_err(|message| {
+                EngineError::Constraint { parameter: crate::constraint::PARAMETER.to_string(), message }
+            })
         });
         Ok(Checks { values: values.clone(), validators: validators.collect::<Result<_, _>>()? })
     }
@@ -77,9 +70,14 @@ impl Checks {
             place: repeated.place,
             end: repeated.end,
         });
-        let errors = self.validators[entry].iter_errors(&value);
-        let flaws = errors.map(|error| flaw_of(&error, &value, text));
-        flaws.chain(repeated).min_by_key(|flaw| flaw.end)
+        let flaws = match self.validators[entry].check_all(&value) {
+            Ok(()) => Vec::new(),
+            Err(Invalid::Errors(errors)) => errors.iter().map(|error| flaw_of(error, &value, text)).collect(),
+            Err(unknown) => {
+                vec![Flaw { place: String::new(), reason: unknown.to_string(), end: text.len() }]
+            }
+        };
+        flaws.into_iter().chain(repeated).min_by_key(|flaw| flaw.end)
     }
 }
 
@@ -173,6 +171,21 @@ mod tests {
             assert_eq!((found.as_str(), until.as_str()), (place, end), "{reason}");
         }
         assert_eq!(flaw(schema, r#"{"a": [1, "1", [1]], "b": 6}"#), None);
+    }
+
+    #[test]
+    fn a_check_that_would_take_for_ever_is_a_flaw() {
+        let part = |number: usize| json!({"$ref": format!("#/$defs/{number}")});
+        let both =
+            |number: usize| (number.to_string(), json!({"allOf": [part(number + 1), part(number + 1)]}));
+        let mut parts: serde_json::Map<String, Value> = (0..14).map(both).collect();
+        parts.insert("14".to_string(), json!({"type": "integer"}));
+        let schema = json!({"$defs": parts, "items": part(0)});
+        assert_eq!(flaw(schema.clone(), "[1, 2]"), None);
+        let many = json!(vec![1; 1_000]).to_string();
+        let (_, reason, until) = flaw(schema, &many).expect("nobody waits for it");
+        assert!(reason.contains("takes too long"), "{reason}");
+        assert_eq!(until, many);
     }
 
     #[test]

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::draws::Draws;
 use super::fixture::{EOS, byte_tokenizer};
 use super::schema_fuzz::walk;
 use super::unenforced::rejects;
 use crate::constraint::{ConstraintCompiler, Spelling};
-use crate::{Constraint, EngineError};
+use crate::{Constraint, Dialect, EngineError, Invalid, SchemaValidator};
 
 const WALKS: u64 = 4;
 const MAX_TOKENS: usize = 400;
@@ -41,6 +41,38 @@ struct Tally {
     finished: usize,
     valid: usize,
     rejected_by_check: usize,
+    refused_when_spoiled: usize,
+}
+
+/// The value with one of its members or items taken out, and with one exchanged, for each of them.
+fn spoiled(value: &Value) -> Vec<Value> {
+    let exchanged = |inner: &Value| if inner.is_string() { json!([null]) } else { json!("another") };
+    let mut all = Vec::new();
+    match value {
+        Value::Object(members) => {
+            for (name, inner) in members {
+                for changed in spoiled(inner).into_iter().chain([exchanged(inner)]) {
+                    let mut copy = members.clone();
+                    copy.insert(name.clone(), changed);
+                    all.push(copy.into());
+                }
+                let mut copy = members.clone();
+                copy.shift_remove(name);
+                all.push(copy.into());
+            }
+        }
+        Value::Array(items) => {
+            for index in 0..items.len() {
+                for changed in spoiled(&items[index]).into_iter().chain([exchanged(&items[index])]) {
+                    let mut copy = items.clone();
+                    copy[index] = changed;
+                    all.push(copy.into());
+                }
+            }
+        }
+        _ => {}
+    }
+    all
 }
 
 #[test]
@@ -69,6 +101,8 @@ fn real_looking_schemas_are_taken_and_their_outputs_validate_or_are_checked() {
         tally.with_checks += usize::from(!state.unenforced().is_empty());
         // Formats are enforced as syntax; the older drafts' validators ask for more (an email's length, a leap year).
         let validator = jsonschema::options().should_validate_formats(false).build(&schema);
+        let ours = SchemaValidator::compile(&schema, Dialect::Backtracking);
+        assert_eq!(ours.is_ok(), validator.is_ok(), "{place}: {:?}", ours.err());
         for seed in 0..WALKS {
             let mut draws = Draws::new(seed);
             tally.walks += 1;
@@ -91,6 +125,18 @@ fn real_looking_schemas_are_taken_and_their_outputs_validate_or_are_checked() {
             tally.finished += 1;
             // A validator of 2020-12 has no reading of the older forms in a schema that names no draft.
             let is_valid = validator.as_ref().map_or(true, |validator| validator.is_valid(&value));
+            if let (Ok(ours), Ok(theirs)) = (&ours, &validator) {
+                for value in spoiled(&value).into_iter().chain([value.clone()]) {
+                    match ours.check_all(&value) {
+                        Ok(()) => assert!(theirs.is_valid(&value), "{place}: {value}\nof {schema}"),
+                        Err(Invalid::Errors(_)) => {
+                            assert!(!theirs.is_valid(&value), "{place}: {value}\nof {schema}");
+                            tally.refused_when_spoiled += 1;
+                        }
+                        Err(why) => panic!("{place}: {why}: {value}\nof {schema}"),
+                    }
+                }
+            }
             if rejects(state.unenforced(), &value) {
                 tally.rejected_by_check += 1;
             } else {
@@ -101,5 +147,6 @@ fn real_looking_schemas_are_taken_and_their_outputs_validate_or_are_checked() {
     }
     println!("{tally:#?}");
     assert!(tally.schemas >= 200 && tally.taken * 100 >= tally.schemas * 97, "{tally:?}");
+    assert!(tally.refused_when_spoiled > tally.valid, "{tally:?}");
     assert!(tally.finished * 2 > tally.walks && tally.valid > tally.rejected_by_check, "{tally:?}");
 }
