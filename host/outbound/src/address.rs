@@ -84,7 +84,9 @@ fn special(address: IpAddr) -> Option<&'static str> {
             kind(SPECIAL_V6.iter().find(|(net, _)| net.contains(&address)))
         }
         IpAddr::V6(Ipv6Addr::LOCALHOST) => Some("a loopback address"),
-        IpAddr::V6(address) if address.to_ipv4().is_some() => Some("an IPv4 address embedded in an IPv6 address"),
+        IpAddr::V6(address) if address.to_ipv4().is_some() => {
+            Some("an IPv4 address embedded in an IPv6 address")
+        }
         IpAddr::V6(_) => Some("not public"),
     }
 }

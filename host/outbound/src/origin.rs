@@ -302,7 +302,10 @@ mod tests {
         ] {
             assert!(!granted.allows(&origin(url)), "{url}");
         }
-        assert!(!Origins::default().allows(&origin("https://api.example.com")), "an empty list grants nothing");
+        assert!(
+            !Origins::default().allows(&origin("https://api.example.com")),
+            "an empty list grants nothing"
+        );
     }
 
     #[test]

@@ -74,7 +74,9 @@ impl Request {
             return Err(refused("it belongs to the connection, which the host manages".to_owned()));
         }
         let value = HeaderValue::from_str(value).map_err(|_| {
-            refused("its value contains a line break, a control character or a non-ASCII character".to_owned())
+            refused(
+                "its value contains a line break, a control character or a non-ASCII character".to_owned(),
+            )
         })?;
         self.headers.append(parsed, value);
         let bytes = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();

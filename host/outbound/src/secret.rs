@@ -126,8 +126,8 @@ impl Carried {
         }
         for value in headers.values_mut() {
             if let Cow::Owned(redacted) = self.redacted(value.as_bytes()) {
-                *value =
-                    HeaderValue::from_bytes(&redacted).expect("a placeholder consists of characters that a header may have");
+                *value = HeaderValue::from_bytes(&redacted)
+                    .expect("a placeholder consists of characters that a header may have");
             }
         }
     }
@@ -246,7 +246,10 @@ impl Secret {
             let filled = replace(header.as_bytes(), &self.placeholder, value);
             *header = HeaderValue::from_bytes(&filled).map_err(|_| OutboundError::Header {
                 name: name.to_string(),
-                problem: format!("the value of the secret {:?} contains a line break or a control character", self.name),
+                problem: format!(
+                    "the value of the secret {:?} contains a line break or a control character",
+                    self.name
+                ),
             })?;
             header.set_sensitive(true);
         }

@@ -93,7 +93,8 @@ impl Connection {
         }
         let limit = options.bounds.connect;
         let tools = tokio::time::timeout(limit, catalog::list(name, self.peer(), options)).await;
-        let tools = tools.unwrap_or_else(|_elapsed| Err(format!("no complete list within {} s", limit.as_secs())))?;
+        let tools =
+            tools.unwrap_or_else(|_elapsed| Err(format!("no complete list within {} s", limit.as_secs())))?;
         *listed = Some((changes, tools.clone()));
         Ok(tools)
     }

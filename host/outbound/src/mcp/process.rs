@@ -32,9 +32,7 @@ impl Process {
         }
         let started = command.spawn();
         let mut child = started.map_err(|error| {
-            format!(
-                "{program:?} cannot be started: {error}; check `command` under [mcp.{name}] in skep.toml"
-            )
+            format!("{program:?} cannot be started: {error}; check `command` under [mcp.{name}] in skep.toml")
         })?;
         let piped = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(input), Some(output), Some(errors)) = piped else {

@@ -139,7 +139,10 @@ async fn an_address_that_is_allowed_for_one_port_is_denied_for_others() {
     for host in ["127.0.0.1", "name.example"] {
         let url = |server: &Server| format!("http://{host}:{}/", server.port());
         client.send(get(&url(&allowed)), &everywhere(), &bounds()).await.expect("its port is allowed");
-        let error = client.send(get(&url(&other)), &everywhere(), &bounds()).await.expect_err("its port is not allowed");
+        let error = client
+            .send(get(&url(&other)), &everywhere(), &bounds())
+            .await
+            .expect_err("its port is not allowed");
         assert_eq!(error.code(), "address_denied");
     }
     assert_eq!(other.connections(), 0);

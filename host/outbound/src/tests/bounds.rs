@@ -70,7 +70,10 @@ async fn a_compressed_response_is_returned_unchanged() {
     .await;
     let response = fetch(&server.url("/")).await.expect("small");
     assert_eq!(response.body, GZIP);
-    assert!(!server.requests()[0].to_lowercase().contains("accept-encoding"), "compression was not requested");
+    assert!(
+        !server.requests()[0].to_lowercase().contains("accept-encoding"),
+        "compression was not requested"
+    );
 }
 
 #[tokio::test]
