@@ -39,7 +39,7 @@ mod tests {
         let said = applied(text);
         let ranges = said.addresses.allow_private.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!((ranges, said.max_running), (vec!["127.0.0.0/8".into(), "10.1.2.3:8080".into()], 7));
-        let error = Config::parse("[outbound]\nallow_private = [\"localhost\"]\n").expect_err("no range");
-        assert!(error.to_string().contains("\"localhost\" is no range"), "{error}");
+        let error = Config::parse("[outbound]\nallow_private = [\"localhost\"]\n").expect_err("not a range");
+        assert!(error.to_string().contains("\"localhost\" is not a valid address range"), "{error}");
     }
 }
