@@ -1,6 +1,6 @@
 //! Settings for conversations that grow too long for the model's context.
 
-/// What the host does when an answer would no longer fit into the context.
+/// The policy for an answer that would no longer fit into the context.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum CompactionPolicy {
     /// The model first summarizes the conversation. The system message and the most recent messages stay.

@@ -195,7 +195,7 @@ impl HttpResponse {
     }
 }
 
-/// Why there is no response, or not the expected one.
+/// Why a request has no response, or not the expected one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpError {

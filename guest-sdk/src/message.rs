@@ -19,7 +19,7 @@ pub struct Message {
     pub turn: u64,
     /// The time at which the host accepted the message, in milliseconds since 1970-01-01 UTC.
     pub received_at_ms: u64,
-    /// How the message arrived.
+    /// The way in which the message arrived.
     pub origin: Origin,
 }
 
@@ -36,7 +36,7 @@ impl Message {
     }
 }
 
-/// How a message arrived.
+/// The way in which a message arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {

@@ -6,7 +6,7 @@ use skep_sdk::serde_json::json;
 use skep_sdk::testing::{Emitted, Harness};
 use skep_sdk::{AgentError, Alarm, Context, Message, Reply, ScheduleTiming, agent};
 
-/// Reminds of what it is told.
+/// Reminds the user of the message text.
 #[agent(on_alarm = remind)]
 async fn reminder(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     match message.text.as_str() {

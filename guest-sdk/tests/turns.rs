@@ -373,7 +373,7 @@ fn alarms_events_and_tool_calls_run_as_separate_turns() {
 mod flaky {
     use super::*;
 
-    /// Fails so many times before it gives how often it was called.
+    /// Fails `failures` times, then returns the number of calls so far.
     #[tool(idempotent, retries = 2)]
     pub async fn shaky(cx: &Context, failures: u32) -> Result<u32, ToolError> {
         let calls: u32 = cx.state().get_or_default("calls")?;
@@ -387,7 +387,7 @@ mod flaky {
         cents
     }
 
-    /// Takes so long.
+    /// Takes the given number of seconds.
     #[tool(read_only, timeout_ms = 500)]
     pub async fn slow(cx: &Context, seconds: u64) -> Result<String, ToolError> {
         cx.sleep(std::time::Duration::from_secs(seconds)).await;
