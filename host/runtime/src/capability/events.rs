@@ -148,7 +148,7 @@ mod tests {
         let mut fresh = events(0, 9);
         let long = format!("\"{}\"", "x".repeat(crate::event::MAX_DATA_BYTES));
         for (topic, data, why) in [
-            ("order.", "{}", "is no topic"),
+            ("order.", "{}", "is not a valid topic"),
             ("order.paid", "{", "not JSON"),
             ("order.paid", &long, "allowed"),
         ] {
