@@ -309,11 +309,11 @@ ttl_h = 720
             ),
             ("name = ", "line 1"),
             ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),
-            ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which no event has"),
-            ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "it needs one of cron"),
+            ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which is not a field of events"),
+            ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "exactly one of cron and every"),
             (
                 "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"\nevery = \"1s\"\ntime_zone = \"UTC\"",
-                "time_zone is for cron",
+                "time_zone applies only to cron",
             ),
             (
                 "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"a b\"\nevery = \"9s\"",

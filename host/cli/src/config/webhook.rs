@@ -48,7 +48,7 @@ mod tests {
         for (url, topics, secret, expected) in [
             ("a b", "\"*\"", secret, "[[webhook]] with the url \"a b\": "),
             ("ftp://example.com", "\"*\"", secret, "[[webhook]] with the url \"ftp://example.com\": "),
-            (url, "", secret, "a webhook has 1 to 32 topics, not 0"),
+            (url, "", secret, "a webhook must have 1 to 32 topics, not 0"),
             (url, "\"*\"", "whsec_x", "24 to 64 bytes"),
             (url, "\"or*\"", secret, "line 3: [[webhook]] topics: "),
         ] {

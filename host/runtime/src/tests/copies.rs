@@ -131,7 +131,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
             "invalid_session",
             "\"main\": no model is called `nobody`",
         ),
-        (|s| s.conversations.push(s.conversations[0].clone()), "invalid_session", "two of this name"),
+        (|s| s.conversations.push(s.conversations[0].clone()), "invalid_session", "the name is used twice"),
         (|s| s.conversations[0].name.clear(), "invalid_session", "1 to 128 bytes"),
         (|s| s.state = [("k".repeat(300), vec![])].into(), "invalid_session", "300 bytes"),
         (
