@@ -235,7 +235,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.trim().strip_prefix("expr: "))
             .collect();
-        assert!(expressions.len() > 10, "the file was read");
+        assert!(expressions.len() > 10, "too few expressions were found in alerts.yml");
         for expression in expressions {
             let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let named: Vec<&str> =

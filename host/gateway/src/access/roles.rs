@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn the_table_and_the_router_have_the_same_routes() {
         let routes = routes_of_the_router();
-        assert!(routes.len() > ROUTES.len(), "the source was read: {routes:?}");
+        assert!(routes.len() > ROUTES.len(), "too few routes were found in the source: {routes:?}");
         for (method, path) in &routes {
             let listed = ROUTES.iter().any(|(known, route, _)| known == method && route == path);
             assert!(listed || OPEN.contains(&path.as_str()), "{method} {path} needs a line in ROUTES");

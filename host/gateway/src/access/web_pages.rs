@@ -81,7 +81,7 @@ fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, 
 fn foreign_page(origin: &str) -> ApiError {
     let shown: String = origin.chars().take(MAX_SHOWN).collect();
     forbidden(match shown.as_str() {
-        "null" | "" => "web pages without an origin of their own may not use this host".to_owned(),
+        "null" | "" => "web pages without an origin may not use this host".to_owned(),
         shown => format!(
             "web pages of {shown} may not use this host; to allow them, set `[http] origins = [\"{shown}\"]` in skep.toml"
         ),

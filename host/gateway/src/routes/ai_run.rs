@@ -38,7 +38,7 @@ pub(crate) struct RunOptions {
 /// The model that a path names.
 enum Model {
     Engine(Engine),
-    /// `agent:NAME`
+    /// An agent, named as `agent:NAME`.
     Agent(String),
 }
 

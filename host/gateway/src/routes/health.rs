@@ -24,12 +24,12 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     }
     for engine in gateway.host.models().iter() {
         if let Some(problem) = engine.problem() {
-            let message = format!("the model {} cannot compute: {problem}", engine.info().name);
+            let message = format!("the model {} is failing: {problem}", engine.info().name);
             return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "model_failing", message).into_response();
         }
     }
     if let Err(error) = gateway.host.store_ready().await {
-        let message = format!("nothing can be stored: {error}");
+        let message = format!("the store is not writable: {error}");
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
     let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();

@@ -97,7 +97,7 @@ fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<Log
         match lines {
             Ok(lines) => Some((lines, (follower, draining))),
             Err(error) => {
-                tracing::debug!(%error, "a stream of log lines ends");
+                tracing::debug!(%error, "a stream of log lines ended early");
                 None
             }
         }

@@ -1,4 +1,4 @@
-//! Batches: `{"requests": […]}` in, `{"responses": […]}` out.
+//! Converts batches: requests from `{"requests": […]}`, and responses to `{"responses": […]}`.
 
 use super::{
     failure, native,

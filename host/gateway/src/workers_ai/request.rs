@@ -33,9 +33,9 @@ const DEFAULT_MAX_TOKENS: u32 = 256;
 /// The schema of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Schema {
-    /// `{"response": …}`
+    /// Workers AI's native schema: `{"response": …}`.
     Native,
-    /// `{"choices": […]}`
+    /// OpenAI's schema: `{"choices": […]}`.
     OpenAi,
 }
 
