@@ -9,7 +9,7 @@ use std::net::IpAddr;
 pub enum OutboundError {
     #[error("the URL {url:?} cannot be requested: {problem}")]
     Url { url: String, problem: String },
-    #[error("the method {method:?} cannot be used; it may be GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS")]
+    #[error("the method {method:?} is not supported; use GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS")]
     Method { method: String },
     #[error("the header {name:?} cannot be sent: {problem}")]
     Header { name: String, problem: String },

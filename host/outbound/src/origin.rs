@@ -74,7 +74,7 @@ impl Origin {
         }
         let host = url.host_str().ok_or_else(|| refused("it has no host"))?;
         if host.ends_with('.') {
-            return Err(refused("its host ends with a dot; leave the dot out"));
+            return Err(refused("its host ends with a dot; remove the dot"));
         }
         let port = url.port_or_known_default().ok_or_else(|| refused("it has no port"))?;
         if port == 0 {

@@ -36,7 +36,7 @@ impl Process {
         })?;
         let piped = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(input), Some(output), Some(errors)) = piped else {
-            return Err("the process has no pipes".to_owned());
+            return Err("the pipes of the process cannot be opened".to_owned());
         };
         tokio::spawn(log(name.to_owned(), errors));
         Ok((Process { _child: child }, output, input))

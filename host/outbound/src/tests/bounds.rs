@@ -93,6 +93,6 @@ async fn early_closes_and_other_protocols_are_errors() {
         let error = answered(answer, Then::Close, LONG).await.expect_err(answer);
         assert!(matches!(error, OutboundError::Exchange { .. }), "{error}");
     }
-    let error = fetch("http://127.0.0.1:1/").await.expect_err("nobody listens there");
+    let error = fetch("http://127.0.0.1:1/").await.expect_err("nothing listens on this port");
     assert!(matches!(error, OutboundError::Connect { .. }), "{error}");
 }

@@ -77,7 +77,7 @@ impl Server {
 
     /// Returns the requests so far, each with its head and body.
     pub(super) fn requests(&self) -> Vec<String> {
-        self.seen.requests.lock().expect("no test panics with it").clone()
+        self.seen.requests.lock().expect("no test panics while it holds the lock").clone()
     }
 }
 
@@ -97,7 +97,7 @@ async fn serve(mut stream: TcpStream, seen: Arc<Seen>, answer: impl Fn(&str) -> 
     }
     let request = String::from_utf8_lossy(&bytes).into_owned();
     let answer = answer(&request);
-    seen.requests.lock().expect("no test panics with it").push(request);
+    seen.requests.lock().expect("no test panics while it holds the lock").push(request);
     // The client may have disconnected, which some tests provoke.
     let _ = stream.write_all(&answer).await;
     match then {
