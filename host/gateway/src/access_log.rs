@@ -7,7 +7,7 @@ use crate::{access::Requester, spent::Spent};
 use axum::http::{Method, StatusCode};
 use std::{net::IpAddr, time::Instant};
 
-/// Routes that monitoring requests.
+/// Routes that monitoring systems request.
 const CHECKS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
 /// An access-log line, written when it is dropped.

@@ -1,9 +1,9 @@
 //! Rate limits per minute of tenants, keys and anonymous addresses.
 //!
 //! Requests are counted when they are received, tokens when models have computed them. So a request is admitted while
-//! its tenant has tokens left, and if it uses more, later requests wait until the bucket has refilled. A tenant's
-//! limit applies to all its keys together; a key may have a lower limit. Without keys, each client address is counted
-//! separately.
+//! its tenant has tokens left, and if it uses more, later requests are refused until the excess has been made up. A
+//! tenant's limit applies to all its keys together; a key may have a lower limit. Without keys, each client address
+//! is counted separately.
 
 mod answer;
 mod bucket;

@@ -22,7 +22,7 @@ pub(crate) struct ListQuery {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DecisionBody {
-    /// Required; an option, so that the error lists the values.
+    /// The required decision. It is optional here so that the error for a missing one lists the values.
     decision: Option<DecisionWord>,
     reason: Option<String>,
 }

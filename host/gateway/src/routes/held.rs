@@ -9,7 +9,7 @@ use skep_runtime::Held;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DecisionBody {
-    /// Required; an option, so that the error lists the values.
+    /// The required decision. It is optional here so that the error for a missing one lists the values.
     decision: Option<Decision>,
 }
 

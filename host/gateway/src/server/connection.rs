@@ -38,7 +38,7 @@ pub(super) struct Connection {
 
 /// The reason why a connection ended.
 enum End {
-    /// The client closed the connection, or a request failed on it.
+    /// The client closed the connection, or a request ended it.
     Closed,
     Overdue(Overdue),
     /// The server stops, and no request is in flight.
