@@ -86,7 +86,7 @@ struct Region {
     _mapping: Mapping,
 }
 
-/// The memory to release, which may begin before the aligned start.
+/// The memory to release, which may start before the aligned address.
 struct Mapping {
     start: *mut u8,
     len: usize,

@@ -10,7 +10,7 @@ use crate::cuda::nvrtc::NvrtcVersion;
 pub enum KernelError {
     #[error("{op}: {what} must be {expected}, but it is {found}")]
     Shape { op: &'static str, what: &'static str, expected: usize, found: usize },
-    #[error("{op}: {what} {index} is out of range; there are {count}")]
+    #[error("{op}: {what} {index} is out of range; the limit is {count}")]
     OutOfRange { op: &'static str, what: &'static str, index: usize, count: usize },
     #[error("{op}: {what} {index} is written twice in one call")]
     Conflict { op: &'static str, what: &'static str, index: usize },
@@ -18,7 +18,7 @@ pub enum KernelError {
     PartialBlock { op: &'static str, dtype: DType, values: usize },
     #[error("{op}: {what} is too large to address")]
     TooLarge { op: &'static str, what: &'static str },
-    #[error("{op}: {what} is {found}, but the device kernel takes {takes}")]
+    #[error("{op}: {what} is {found}; supported: {takes}")]
     Unsupported { op: &'static str, what: &'static str, found: u64, takes: String },
     #[error("{op}: the device has no kernel for {found}; it has kernels for {takes}")]
     Format { op: &'static str, found: DType, takes: &'static str },

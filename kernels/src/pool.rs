@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::KernelError;
 use crate::affinity::pin_this_thread;
 
-/// How long a worker looks for more work before it parks.
+/// The time that a worker spins for more work before it parks.
 const SPIN: Duration = Duration::from_micros(100);
 /// Maximum number of threads of a pool.
 pub const MAX_THREADS: usize = 256;

@@ -1,6 +1,6 @@
 //! Rotary position embedding: which values rotate together, and by which angle.
 
-/// Which dimensions of a head form a pair that rotates together.
+/// The pairs of a head's dimensions that rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Dimension `d` is paired with `d + head_size / 2`.

@@ -21,7 +21,7 @@ fn main() {
     }
     // The C++ compiler does not recognize the extension `.cu`.
     build.flag("-x").flag("c++").cargo_metadata(false).compile("skep_cuda_host");
-    let out = std::env::var("OUT_DIR").expect("cargo sets it");
+    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     println!("cargo::rustc-link-search=native={out}");
     // Kernels are found by name and no symbol refers to them, so the linker has to keep the whole archive.
     println!("cargo::rustc-link-lib=static:+whole-archive=skep_cuda_host");

@@ -98,11 +98,11 @@ pub(crate) struct StoreHead<'a, Kv: KvFormat> {
     /// The key. It and the value have at most `MAX_HEAD` values each.
     pub key: &'a [f32],
     pub value: &'a [f32],
-    /// Where the key's first dimension is stored. Dimensions are `PAGE` elements apart.
+    /// Destination of the key's first dimension. Dimensions are `PAGE` elements apart.
     pub keys: *mut Kv::Element,
-    /// Where the value is stored, contiguously and padded to a multiple of 16.
+    /// Destination of the value, which is contiguous and padded to a multiple of 16.
     pub values: *mut Kv::Element,
-    /// Where the scales are stored. They are written only if the format is scaled.
+    /// Destinations of the two scales. They are written only if the format is scaled.
     pub key_scale: *mut f32,
     pub value_scale: *mut f32,
 }

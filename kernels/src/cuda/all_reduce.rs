@@ -14,11 +14,11 @@ pub const SIGNAL_BYTES: usize = MAX_BLOCKS as usize * (1 + MAX_RANKS) * 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceParams {
-    /// For each rank: `[chunks]` of eight values.
+    /// The values of each rank, `[chunks]` of eight values.
     pub input: [Address; MAX_RANKS],
-    /// For each rank: `[chunks / ranks]`, rounded up. Used with two shots only.
+    /// The summed share of each rank, `[chunks / ranks]` rounded up. Used with two shots only.
     pub shares: [Address; MAX_RANKS],
-    /// For each rank: signals of [`SIGNAL_BYTES`].
+    /// The signals of each rank, [`SIGNAL_BYTES`] long.
     pub signals: [Address; MAX_RANKS],
     /// `[chunks]`. It must not be the input of any rank.
     pub out: Address,
@@ -26,13 +26,13 @@ pub struct AllReduceParams {
     /// must be created anew.
     pub failure: Address,
     pub chunks: u64,
-    /// How often a rank polls for another rank before it fails.
+    /// Number of times that a rank polls for another rank before it fails.
     pub patience: u64,
     pub rank: u32,
     pub ranks: u32,
 }
 
-/// How a sum is distributed over the ranks.
+/// The way in which a sum is distributed over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shots {
     /// Every rank reads the whole input of every other rank: one step.

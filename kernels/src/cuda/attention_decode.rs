@@ -61,7 +61,7 @@ pub struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub pieces: Vec<Piece>,
-    /// For each row, the index of its first state, followed by the total number of states.
+    /// The index of each row's first state, followed by the total number of states.
     pub first_place: Vec<u32>,
 }
 

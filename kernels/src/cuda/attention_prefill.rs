@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// How a test divides rows into tiles.
+    /// The division of a test's rows into tiles.
     #[derive(Clone, Copy, Debug)]
     enum Tiling {
         Rows(usize),
@@ -398,7 +398,7 @@ mod tests {
             let launch = launch(&params, 1, head_size, Activation::Bf16).expect("a size with a kernel");
             assert!(launch.shared_bytes <= LEAST, "{head_size}: {}", launch.shared_bytes);
         }
-        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72").to_string();
+        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72 is unsupported").to_string();
         assert!(refused.contains("96, 128, 256"), "{refused}");
     }
 }

@@ -186,7 +186,13 @@ impl Layout {
         super::supported(y_stride >= outputs, OP, "y_stride", y_stride, takes)?;
         let biases = u32::from(bias != Address::NONE);
         let takes = || "none".to_owned();
-        super::supported(sums != Sums::F32 || biases == 0, OP, "the biases of float32 sums", biases, takes)?;
+        super::supported(
+            sums != Sums::F32 || biases == 0,
+            OP,
+            "the number of biases of float32 sums",
+            biases,
+            takes,
+        )?;
         let (least, most) = ALIGNMENTS;
         let alignment = 1u32 << (x.0 | weights.0 | bias.0 | y.0 | most).trailing_zeros();
         let takes = || format!("a multiple of {least}");
@@ -330,7 +336,7 @@ mod tests {
             (dense(5, 64, 20), "outputs is 20"),
             (MatmulParams { y_stride: 26, ..dense(5, 64, 24) }, "y_stride is 26"),
             (MatmulParams { y_stride: 16, ..dense(5, 64, 24) }, "at least the 24 outputs"),
-            (MatmulParams { sums: Sums::F32, ..with_bias }, "the biases of float32 sums is 1"),
+            (MatmulParams { sums: Sums::F32, ..with_bias }, "the number of biases of float32 sums is 1"),
             (dense(1 << 31, 64, 24), "rows is 2147483648"),
             (dense(5, 1 << 31, 24), "inputs is 2147483648"),
         ] {

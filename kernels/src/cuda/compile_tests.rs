@@ -72,7 +72,7 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
         .iter()
         .filter(|(architecture, usage)| usage.spilled_bytes > may_spill(*architecture, usage))
         .collect();
-    assert!(faults.is_empty(), "these spill more than they may: {faults:#?}");
+    assert!(faults.is_empty(), "kernels spill more than they may: {faults:#?}");
 }
 
 #[test]

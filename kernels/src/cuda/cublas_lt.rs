@@ -16,7 +16,7 @@ use libloading::Library;
 use super::library;
 use crate::KernelError;
 
-/// Where the library is searched, newest version first.
+/// Names and paths under which the library is searched for, newest version first.
 const PLACES: [&str; 4] =
     ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "/usr/local/cuda/lib64/libcublasLt.so"];
 const OLDEST: &str = "cuBLAS 12.0";

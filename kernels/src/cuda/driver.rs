@@ -264,7 +264,7 @@ impl Backend for DriverStream {
             let graph = result::stream::end_capture(self.queue.stream)
                 .map_err(|error| failed("cuStreamEndCapture", error))?;
             if graph.is_null() {
-                let reason = "nothing could be recorded".to_owned();
+                let reason = "the work could not be recorded".to_owned();
                 return Err(KernelError::Driver { call: "cuStreamEndCapture", reason });
             }
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0))

@@ -109,10 +109,13 @@ mod tests {
         let none = Address::NONE;
         let params =
             EmbeddingParams { tokens: none, table: none, out: none, width: 12, vocabulary: 1, first: 0 };
-        assert!(launch(&params, 1, Table::Plain).expect_err("12").to_string().contains("12"));
+        assert!(launch(&params, 1, Table::Plain).expect_err("12 is unsupported").to_string().contains("12"));
         let params = EmbeddingParams { width: 288, ..params };
-        let refused =
-            |dtype| launch(&params, 1, Table::Blocks(dtype, Activation::F16)).expect_err("288").to_string();
+        let refused = |dtype| {
+            launch(&params, 1, Table::Blocks(dtype, Activation::F16))
+                .expect_err("288 is unsupported")
+                .to_string()
+        };
         assert!(refused(DType::Q4K).contains("multiple of 256"), "{}", refused(DType::Q4K));
         assert!(refused(DType::F32).contains("Q4_K and Q6_K"), "{}", refused(DType::F32));
     }

@@ -266,7 +266,10 @@ impl Backend for EmulatedStream {
         let times = [from, to].map(|event| lock(&unsafe { borrowed(event) }.state).at);
         match times {
             [Some(from), Some(to)] => Ok(to.duration_since(from).as_secs_f32() * 1e3),
-            _ => Err(KernelError::Driver { call: "elapsed", reason: "an event was not reached".to_owned() }),
+            _ => Err(KernelError::Driver {
+                call: "elapsed",
+                reason: "the queue has not reached both events".to_owned(),
+            }),
         }
     }
 

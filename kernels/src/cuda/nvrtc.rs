@@ -13,7 +13,7 @@ use super::library;
 use super::source::Source;
 use crate::KernelError;
 
-/// Where the library is searched, newest version first.
+/// Names and paths under which the library is searched for, newest version first.
 const PLACES: [&str; 4] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"];
 /// The first version with C++20 and all functions that are used here.

@@ -3,7 +3,7 @@
 //! Tests build their parameters with addresses of host memory. Addresses that `host::address` returned are found among the
 //! parameters and replaced by addresses of copies on the device; after the kernel has run, the copies are read back.
 //!
-//! With `SKEP_REQUIRE_GPU=1`, the absence of a device is a failure.
+//! `SKEP_REQUIRE_GPU=1` turns the absence of a device into a failure.
 
 use std::cell::{OnceCell, RefCell};
 use std::sync::{Arc, Once};

@@ -7,7 +7,7 @@ use crate::KernelError;
 const WARPS: u32 = 4;
 const MAX_HEAD_SIZE: u32 = 256;
 
-/// Which values of a head rotate together.
+/// The pairs of a head's values that rotate together.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
