@@ -1,4 +1,4 @@
-//! Products of quantized weight tiles with quantized activations, which take most of the time of prefill and decode.
+//! Products of quantized weight tiles with quantized activations, the core operation of prefill and decode.
 //!
 //! Invariant: each output depends only on its token and its row. The integers of a block of 32 columns are summed
 //! exactly. The output is one chain of multiply-adds over the blocks in order, which adds for each block the dot product

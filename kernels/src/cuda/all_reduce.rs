@@ -53,9 +53,9 @@ impl Shots {
     }
 }
 
-/// Returns the launch of one rank. All ranks must launch with the same arguments, in particular the same `most_blocks`:
-/// every block has to be resident together with the blocks of all ranks that share the device and of any work that is
-/// still running.
+/// Returns the launch of one rank. All ranks must launch the same kernel with the same `most_blocks`, which has to be low
+/// enough for every block to be resident together with the blocks of all ranks that share the device and of any work that
+/// is still running.
 pub fn launch(
     params: &AllReduceParams,
     shots: Shots,

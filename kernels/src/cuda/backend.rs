@@ -1,9 +1,9 @@
 //! The operations that a device provides to the rest of this crate. There are two backends: NVIDIA's driver, and for tests
 //! an emulation on the CPU.
 //!
-//! Invariant: everything except memory management is asynchronous. It is put into one queue and executed in order, and failures
-//! are reported by the next call that waits for the queue. Event and recording handles are valid only in the backend that
-//! created them.
+//! Invariant: everything except memory management is asynchronous. It is put into one queue and executed in order, and
+//! failures are reported by the next call that waits for the queue. Event and recording handles are valid only in the
+//! backend that created them.
 
 use super::Launch;
 use crate::KernelError;
