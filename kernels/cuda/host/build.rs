@@ -6,7 +6,7 @@ fn main() {
     let kernels = Path::new("..");
     let mut build = cc::Build::new();
     build.cpp(true).std("c++20").include(kernels).file("block.cpp").opt_level(2).debug(false);
-    // On a device, the sources decide where a product may be fused with a sum; on the CPU it is never fused.
+    // The sources control where a device may fuse a product with a sum; the CPU build never fuses.
     build.flag("-ffp-contract=off");
     // The fortified longjmp supports only one stack.
     build.flag("-U_FORTIFY_SOURCE");
