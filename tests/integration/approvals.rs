@@ -100,7 +100,7 @@ async fn a_guest_that_does_not_ask_may_not_answer_the_call() {
     let (status, answer) = host.message("sneak", "s", "sneak").await;
     assert_eq!(status, 500, "{answer}");
     let message = answer["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("a person decides about calls of tool \"pay\""), "{message}");
+    assert!(message.contains("calls of tool \"pay\" need a person's approval"), "{message}");
 }
 
 /// What `skep approval …` prints.

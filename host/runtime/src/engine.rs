@@ -16,7 +16,7 @@ use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAlloc
 /// Number of ticks for which the ticker continues after the last guest, so that consecutive turns do not wake it each
 /// time: waking it costs more than the turn's instance.
 const IDLE_TICKS: u32 = 50;
-/// How often a running guest yields to others and its limits are checked.
+/// Interval at which a running guest yields to others and its limits are checked.
 const TICK: Duration = Duration::from_millis(1);
 /// Number of memories that one component may have; `memory_mb` limits their sum.
 pub(crate) const MEMORIES_PER_AGENT: u32 = 4;

@@ -59,14 +59,14 @@ pub struct ToolToml {
     pub approval: bool,
 }
 
-/// How the component is built. Only the command line uses it.
+/// The build command of the component. Only the command line uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Build {
     pub command: String,
 }
 
-/// What invokes the agent, in addition to the host's own API.
+/// Routes and events that invoke the agent, in addition to the host's own API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Triggers {
@@ -297,7 +297,7 @@ ttl_h = 720
                 "match the same POST requests",
             ),
             ("name = \"a\"\n[grants]\nmodels = [\"\"]", "a model's name has 1 to 256"),
-            ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
+            ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is not a valid tool name"),
             (
                 "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",
                 "line 3: [grants] hosts: \"api.example.com\" is not a valid origin",
@@ -309,7 +309,10 @@ ttl_h = 720
             ),
             ("name = ", "line 1"),
             ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),
-            ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which is not a field of events"),
+            (
+                "name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"",
+                "which is not a field of events",
+            ),
             ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "exactly one of cron and every"),
             (
                 "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"\nevery = \"1s\"\ntime_zone = \"UTC\"",

@@ -12,11 +12,11 @@ pub struct RuntimeOptions {
     pub max_sessions_loaded: usize,
     /// Bytes of state and conversations that all idle sessions together keep in memory. Eviction uses the same order.
     pub max_session_bytes: usize,
-    /// How long a session stays in memory without a turn.
+    /// Time for which a session stays in memory without a turn.
     pub session_idle: Duration,
-    /// How long a session is kept after its last turn; an agent may set less. `None`: the agent's own setting applies.
+    /// Time for which a session is kept after its last turn; an agent may set less. `None`: the agent's own setting applies.
     pub session_ttl: Option<Duration>,
-    /// How long the outcome of an idempotency key is kept, unless its session is deleted earlier.
+    /// Time for which the outcome of an idempotency key is kept, unless its session is deleted earlier.
     pub outcome_retention: Duration,
     /// Number of messages that may wait in one session while a turn runs.
     pub mailbox: usize,
@@ -26,7 +26,7 @@ pub struct RuntimeOptions {
     pub ceilings: Limits,
     /// Maximum size of a component, and of the code that it may compile to, in bytes.
     pub max_component_bytes: usize,
-    /// How long a deployment waits for the compiler before it fails.
+    /// Time for which a deployment waits for the compiler before it fails.
     pub compile_timeout: Duration,
     /// Folder for compiled components, from which a restart loads them. `None`: every start compiles.
     pub artifact_dir: Option<PathBuf>,
@@ -36,7 +36,8 @@ pub struct RuntimeOptions {
     pub disk_warning_bytes: u64,
     /// Number of turns that run at once, each in its own instance; others wait.
     pub max_instances: usize,
-    /// Stack size of each instance, in KiB. All agents share it, because it is a setting of the engine that compiles them.
+    /// Stack size of each instance, in KiB. It is the same for all agents, because it is a setting of the engine that compiles
+    /// them.
     pub stack_kb: u32,
     /// Maximum number of deployed agents.
     pub max_agents: usize,
@@ -47,7 +48,7 @@ pub struct RuntimeOptions {
     /// File with the key that encrypts secrets in the store; it is created when the first secret is set. `None`: the key
     /// lives as long as the process.
     pub key_file: Option<PathBuf>,
-    /// How HTTP requests of agents and deliveries to webhooks are made.
+    /// Options for HTTP requests of agents and deliveries to webhooks.
     pub outbound: skep_outbound::Options,
     /// MCP servers whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,

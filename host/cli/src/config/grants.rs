@@ -76,6 +76,6 @@ mod tests {
             ["agent:*/*", "mcp:files/read"]
         );
         let error = Config::parse("[grants]\ntools = [\"orders\"]\n").expect_err("no tool").to_string();
-        assert!(error.contains("\"orders\" is no tool's name"), "{error}");
+        assert!(error.contains("\"orders\" is not a valid tool name"), "{error}");
     }
 }

@@ -147,7 +147,7 @@ async fn a_batch_with_an_invalid_request_is_refused_and_the_field_is_named() {
         );
     }
     let (_, unknown) = failure(&server.post("/ai/run/agent:none", &prompt("a", json!({}))).await);
-    assert!(unknown["message"].as_str().unwrap().starts_with("no agent \"none\""), "{unknown}");
+    assert!(unknown["message"].as_str().unwrap().starts_with("agent \"none\" is not deployed"), "{unknown}");
     for answer in [server.get("/ai/batches/none").await, delete(&server, "/ai/batches/none").await] {
         assert_eq!(failure(&answer).0, 404);
     }

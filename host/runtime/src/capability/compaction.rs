@@ -31,7 +31,7 @@ use std::{iter, sync::Arc};
 /// Number of recent messages that are kept unchanged, unless there is no room for them.
 const KEEP_RECENT: usize = 8;
 const SUMMARY_TOKENS: usize = 256;
-/// A summary may take at most this fraction (one eighth) of the context. A longer one leaves too little room.
+/// A summary takes at most the context divided by this number, because a longer one leaves too little room.
 const SUMMARY_SHARE: usize = 8;
 /// Maximum size of a summary that the agent provides.
 const MAX_SUMMARY_BYTES: usize = 64 << 10;
@@ -169,7 +169,7 @@ impl Cut {
         }
         // The examples are left out, because they are not part of the conversation.
         let opening = Opening { tools, examples: &[] };
-        // Candidates: all of the messages, or those after one of the questions except the first.
+        // Candidates: all messages, or those after any question except the first message.
         let questions = rest.iter().enumerate().skip(1).filter(|(_, message)| message.role == Role::User);
         let starts: Vec<usize> = iter::once(0).chain(questions.map(|(at, _)| at + 1)).collect();
         let asking = |start: usize| {

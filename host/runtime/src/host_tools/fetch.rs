@@ -42,7 +42,7 @@ struct Answer {
     /// Size of the whole body.
     bytes: usize,
     text: String,
-    /// How the text differs from the body, if it does.
+    /// A note on how the text differs from the body, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }

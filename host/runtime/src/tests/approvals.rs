@@ -428,11 +428,11 @@ async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
     let error =
         host.deploy("orders", "[tools.lose]\napproval = true", echoing()).await.expect_err("no such tool");
     assert!(
-        error.to_string().contains("[tools.lose] in agent.toml names no tool; it describes: find"),
+        error.to_string().contains("[tools.lose] in agent.toml does not name a tool; it describes: find"),
         "{error}"
     );
     let error =
         host.deploy("mute", "[tools.lose]\napproval = true", echo()).await.expect_err("no tools at all");
-    let expected = "[tools.lose] in agent.toml names no tool; it has no tools of its own; tools of others";
+    let expected = "[tools.lose] in agent.toml does not name a tool; it has no tools of its own; external tools";
     assert!(error.to_string().contains(expected), "{error}");
 }

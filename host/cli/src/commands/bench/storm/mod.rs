@@ -309,7 +309,7 @@ impl Storm {
         let is_fault = |line: &&str| {
             (line.contains("panicked at") || line.contains(" ERROR "))
                 && !line.contains("turn_lost")
-                && !line.contains("is given up: the host died")
+                && !line.contains("failed permanently: the host died")
         };
         let faults = log.lines().filter(is_fault);
         found.extend(faults.map(|line| format!("log: {line}")));
