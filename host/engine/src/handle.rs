@@ -34,7 +34,7 @@ pub struct EngineOptions {
     /// Token budget of one step: decodes come first, prefill chunks use what is left. A smaller budget keeps
     /// the time between tokens short while long prompts arrive.
     pub step_tokens: Option<usize>,
-    /// Target duration of a step that computes prompts beside decodes, and hence of the time between tokens
+    /// Target duration of a step that computes prompts alongside decodes, and hence of the time between tokens
     /// while long prompts arrive. `None` means four times the duration of decodes alone, and at least 30 ms.
     pub step_target: Option<Duration>,
     /// Deadline of requests that set none.
@@ -146,7 +146,10 @@ impl Engine {
     /// Starts the replicas of one model, as returned by `LoadedModel::open_replicas`.
     pub fn start_replicas(models: Vec<LoadedModel>, options: EngineOptions) -> Result<Engine, EngineError> {
         let Some(first) = models.first() else {
-            return Err(EngineError::invalid("replicas", "the list is empty; a model needs at least one replica"));
+            return Err(EngineError::invalid(
+                "replicas",
+                "the list is empty; a model needs at least one replica",
+            ));
         };
         let limits = *first.executor.limits();
         if let Some(other) = models.iter().find(|other| !is_same_model(first, other)) {

@@ -1,5 +1,5 @@
-//! The engine decides what runs next: sequences, the scheduler, KV pages, the prefix tree, output constraints
-//! and conversations.
+//! The engine decides what runs next. It holds the sequences, the scheduler, the KV pages, the prefix tree, the
+//! output constraints and the conversations.
 //!
 //! An engine is one model with one or more replicas. One loop thread per replica owns all of that; callers hold
 //! a cheap [`Engine`] handle, whose router chooses the replica, and read a [`TokenStream`]. The crate holds no

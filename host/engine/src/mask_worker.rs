@@ -1,4 +1,4 @@
-//! Token masks, computed on a separate thread beside the forward pass.
+//! Token masks, computed on a separate thread in parallel with the forward pass.
 //!
 //! The mask of a row depends only on tokens that are known before the step is computed, so nobody has to wait
 //! for it. A job owns the state of its constraint and gives it back; a job that panics loses it, which fails

@@ -1,4 +1,4 @@
-//! Descriptions of metrics, for every crate that has some, and the engine's own metrics.
+//! The description of a metric, for every crate that has metrics, and the engine's own metrics.
 //!
 //! Labels: every metric has `model`. A metric of a known request has `agent`, which is the name of a deployed
 //! agent or empty. A metric of a step or a cache, which all agents share, has `replica` instead.
@@ -53,7 +53,10 @@ pub(crate) const PAGES_CACHED: &str = "skep_engine_kv_pages_cached";
 
 /// All metrics of the engine.
 pub const METRICS: &[MetricSpec] = &[
-    counter(REQUESTS, "Finished requests by outcome; busy means that the queue was full and refused the request"),
+    counter(
+        REQUESTS,
+        "Finished requests by outcome; busy means that the queue was full and refused the request",
+    ),
     counter(
         TOKENS,
         "Tokens by kind: prompt (cached ones included), cached, sampled (accepted ones included), forced, accepted, rejected",

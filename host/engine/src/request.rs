@@ -46,8 +46,9 @@ pub enum Priority {
 ///   others.
 /// - The names that the schema spells out are written without needless escapes. `\u` escapes may stand in
 ///   strings that have no `pattern`, `enum`, `const` or `format`, except where additional properties have a
-///   schema of their own beside described ones.
-/// - Numbers have a fraction or an exponent where the schema allows them and has no bound that forbids them.
+///   schema of their own in addition to described ones.
+/// - Numbers may have a fraction or an exponent where the schema allows them and has no bound that forbids
+///   them.
 ///
 /// A schema's keywords are enforced token by token where a grammar can follow them. Where it cannot
 /// (`uniqueItems`, `not`, `if`, …), the mask is looser than the schema, and the value is checked when it is
@@ -183,7 +184,7 @@ impl GenerateRequest {
     pub(crate) fn validate(&self, model: &ModelInfo, limit: usize) -> Result<usize, EngineError> {
         let prompt = self.prompt.len();
         if prompt == 0 {
-            return Err(EngineError::invalid("prompt", "it is empty; give at least one token"));
+            return Err(EngineError::invalid("prompt", "the prompt is empty; give at least one token"));
         }
         if let Some(id) = self.prompt.iter().find(|id| **id as usize >= model.vocabulary_size) {
             let message = format!("token id {id} is outside the vocabulary of {}", model.vocabulary_size);
@@ -214,7 +215,8 @@ impl GenerateRequest {
         if self.resume.iter().any(|id| *id as usize >= model.vocabulary_size)
             || self.max_tokens.is_some_and(|most| self.resume.len() > most)
         {
-            let message = "the tokens to resume from are outside the model's vocabulary, or more than `max_tokens`";
+            let message =
+                "the tokens to resume from are outside the model's vocabulary, or more than `max_tokens`";
             return Err(EngineError::invalid("resume", message));
         }
         let requested = self.max_tokens.unwrap_or(1).max(self.resume.len());

@@ -1,7 +1,7 @@
 //! The uses of the rows in one step: which rows are scored, which draw a token under which mask, and how their
 //! outputs change a sequence.
 //!
-//! Invariant: a row behind a draft counts only if every draft token before it was accepted, so a sequence
+//! Invariant: a row after a draft counts only if every draft token before it was accepted, so a sequence
 //! reports exactly the tokens that it would have reported one step at a time.
 
 use std::collections::HashMap;

@@ -105,9 +105,8 @@ fn random_streams_parse_the_same_in_any_chunks() {
         }
         for event in &whole {
             if let ParsedEvent::CallFinished { call, .. } = event {
-                let value: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| {
-                    json!(format!("the grammar would not accept {}", call.arguments))
-                });
+                let value: Value = serde_json::from_str(&call.arguments)
+                    .unwrap_or_else(|_| json!(format!("the grammar would not accept {}", call.arguments)));
                 assert!(value.is_object() || text.contains("[}"), "seed {seed}: {call:?} of {text:?}");
             }
         }

@@ -113,8 +113,9 @@ impl ChatOptions {
         for (index, tool) in self.tools.iter().enumerate() {
             let name = &tool.name;
             if !is_tool_name(name) {
-                let message =
-                    format!("{name:?} is not a valid tool name; use 1 to 64 of the characters a-z A-Z 0-9 _ - .");
+                let message = format!(
+                    "{name:?} is not a valid tool name; use 1 to 64 of the characters a-z A-Z 0-9 _ - ."
+                );
                 return invalid(format!("tools[{index}].name"), message);
             }
             if self.tools[..index].iter().any(|other| other.name == *name) {
@@ -128,7 +129,8 @@ impl ChatOptions {
         }
         if self.examples.iter().any(|message| message.role == Role::System) {
             let message =
-                "an example must be a message of a user, the assistant or a tool, not a system message".into();
+                "an example must be a message of a user, the assistant or a tool, not a system message"
+                    .into();
             return invalid("examples".into(), message);
         }
         match &self.tool_choice {

@@ -1,8 +1,8 @@
 //! Rendering of messages into the text of the model's chat template.
 //!
 //! Invariant: the text is exactly the template's output for the messages. The rendering also records the byte
-//! ranges in which a message contains the text of a special token, so that these ranges can be encoded as plain
-//! text.
+//! ranges in which a message or a tool contains the text of a special token, so that these ranges can be
+//! encoded as plain text.
 //!
 //! A template that supports tools and writes Skep's markup gets the tools as they are. For any other template,
 //! the system message describes the tools, and their results are sent as user messages.

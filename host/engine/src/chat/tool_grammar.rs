@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cutting_off_whole_output_finishes_with_length() {
+    async fn cutting_off_output_that_must_be_whole_reports_length() {
         let script = call("weather", "{\"city\": \"Porto\"}");
         let output = Constraint::JsonSchema(json!({"const": {"key": "value"}}));
         let formed = ChatOptions { output: Some(output), ..Default::default() };

@@ -2,7 +2,7 @@
 //! of a core, and anyone who may send a request can send constraints.
 //!
 //! Invariant: however many new constraints one tenant sends at once, the constraints of others are compiled
-//! beside at most a few of them.
+//! alongside at most a few of them.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};

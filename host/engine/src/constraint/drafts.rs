@@ -33,7 +33,7 @@ impl Draft {
         if self == Draft::Draft4 { "id" } else { "$id" }
     }
 
-    /// Returns whether `$ref` makes all keywords beside it ineffective.
+    /// Returns whether `$ref` makes its sibling keywords ineffective.
     pub fn ignores_siblings_of_ref(self) -> bool {
         self <= Draft::Draft7
     }

@@ -23,11 +23,11 @@ const MAX_CALLS: usize = 16;
 /// The condition under which an output is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Nothing but white space could follow.
+    /// The output is complete when only white space could follow.
     Document,
-    /// The same condition, which only the end of a call can meet.
+    /// Same as `Document`, but only the end of a call can meet the condition.
     Calls,
-    /// Nothing could follow.
+    /// The output is complete when nothing could follow.
     Own,
 }
 

@@ -3,8 +3,10 @@
 //! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. A schema passes
 //! through `schema_bounds` and `schema_keywords` (validation) → `canonical` (conversion to one draft) →
 //! `relaxed` (the part that a mask can follow) → `naming` (the values that are left to check) → `form` (the
-//! whole output as a grammar) → `compiler`. Invariant: a keyword is enforced by the mask, or the value that it
-//! applies to is among [`OutputConstraint::unenforced`]; no keyword is ignored.
+//! whole output as a grammar) → `compiler`.
+//!
+//! Invariant: a keyword is enforced by the mask, or the value that it applies to is among
+//! [`OutputConstraint::unenforced`]; no keyword is left out.
 
 #[cfg(test)]
 mod accepted_tests;
@@ -192,7 +194,7 @@ impl OutputConstraint {
     }
 }
 
-/// Returns the only token of `trie` that can continue with text that begins with `forced`, if there is only
+/// Returns the only token of `trie` with which text that begins with `forced` can continue, if there is only
 /// one.
 fn only_token(trie: &TokTrie, forced: &[u8]) -> Option<u32> {
     let mut only = None;

@@ -71,7 +71,8 @@ impl Anchors {
         self.places.get(&format!("{target}#{}", decoded(fragment))).cloned()
     }
 
-    /// Returns the target of a `$dynamicRef`: the root's own anchor of that name, if it has one.
+    /// Returns the target of a `$dynamicRef`: the root's own anchor of that name, if it has one, or else the
+    /// target that the reference has at `at`.
     pub fn resolve_dynamic(&self, at: &str, reference: &str) -> Option<String> {
         let outermost = reference.starts_with('#').then(|| self.resolve("", reference)).flatten();
         outermost.or_else(|| self.resolve(at, reference))

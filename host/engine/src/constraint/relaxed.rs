@@ -35,7 +35,7 @@ pub(super) struct Abilities<'a> {
 pub(super) struct GivenUp {
     /// Locations of which only the type is kept.
     pub places: HashSet<String>,
-    /// Whether to drop the keywords beside a reference that leads back to itself.
+    /// Whether to drop the keywords next to a reference that leads back to itself.
     pub beside_cycles: bool,
 }
 
@@ -273,8 +273,9 @@ impl Relaxer<'_> {
         }
     }
 
-    /// Opens the names of an object. The compiler distinguishes a described name from an additional one only by
-    /// its spelling, escapes included; a name that matches a pattern is compared by its meaning.
+    /// Describes additional names by a pattern that matches every name. The compiler distinguishes a described
+    /// name from an additional one only by its spelling, escapes included; a name that matches a pattern is
+    /// compared by its meaning.
     fn open_names(&self, plain: &mut Members) {
         let describes = ["properties", "required"].iter().any(|key| plain.contains_key(*key));
         let is_open = plain.get("additionalProperties").is_none_or(says_nothing);

@@ -111,7 +111,7 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
         let target = found.and_then(|target| Some((root.pointer(&target)?, target)));
         let Some((schema, target)) = target else {
             return Err(format!(
-               "`{keyword}` at `{place}` is {to:?}, which is not a schema in this document, and no other document \
+                "`{keyword}` at `{place}` is {to:?}, which is not a schema in this document, and no other document \
                  is fetched; put it into `$defs` and refer to it as `#/$defs/NAME`"
             ));
         };
@@ -169,9 +169,10 @@ impl Walk<'_> {
                 }
                 Ok(())
             }
-            other => {
-                Err(format!("a schema must be an object or a boolean, but at `{at}` there is {}", brief(other)))
-            }
+            other => Err(format!(
+                "a schema must be an object or a boolean, but at `{at}` there is {}",
+                brief(other)
+            )),
         }
     }
 
@@ -181,7 +182,9 @@ impl Walk<'_> {
             |wanted: &str| Err(format!("`{key}` at `{place}` must be {wanted}, but is {}", brief(value)));
         match key {
             "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
-                let Value::Object(schemas) = value else { return wrong("an object whose values are schemas") };
+                let Value::Object(schemas) = value else {
+                    return wrong("an object whose values are schemas");
+                };
                 for (name, schema) in schemas {
                     if key == "patternProperties" {
                         self.pattern(key, name, &place)?;
@@ -291,7 +294,10 @@ impl Walk<'_> {
 
     fn list(&mut self, key: &str, value: &Value, place: &str) -> Result<(), String> {
         let Some(schemas) = value.as_array().filter(|list| !list.is_empty()) else {
-            return Err(format!("`{key}` at `{place}` must be a non-empty list of schemas, but is {}", brief(value)));
+            return Err(format!(
+                "`{key}` at `{place}` must be a non-empty list of schemas, but is {}",
+                brief(value)
+            ));
         };
         schemas
             .iter()

@@ -80,7 +80,7 @@ type Entry<'a> = (&'a str, &'a Value, bool);
 static ANYTHING: Value = Value::Bool(true);
 
 impl<'a> Spine<'a> {
-    /// Returns whether something within the schema has to be written as rules, reached by plain structure only.
+    /// Returns whether anything within the schema, reached by plain structure only, has to be written as rules.
     fn is_wanted(&self, schema: &Value, seen: &mut HashSet<String>, depth: usize) -> bool {
         let Some(members) = schema.as_object().filter(|_| depth <= MAX_DEPTH) else { return false };
         if let Some(reference) = lone_reference(members) {

@@ -30,11 +30,11 @@ const MAX_SESSIONS: usize = 65_536;
 /// The policy that spreads requests over the replicas of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// By session, then by cached prefix and load.
+    /// Routes by session, then by cached prefix and load.
     #[default]
     Affinity,
-    /// In turn, whatever is cached where. This is for comparison, and for work without sessions or common
-    /// prefixes.
+    /// Routes in turn, whatever is cached where. This is for comparison, and for work without sessions or
+    /// common prefixes.
     RoundRobin,
 }
 

@@ -121,7 +121,7 @@ impl Level {
         self.had.get(who).copied().unwrap_or(0.0)
     }
 
-    /// Lifts an account to the least of `others`, which wait beside it. Returns whether the account is new.
+    /// Lifts an account to the least of `others`, which wait alongside it. Returns whether the account is new.
     fn lift<'a>(&mut self, who: &str, others: impl Iterator<Item = &'a str>) -> bool {
         let least = others.map(|other| self.had(other)).min_by(f64::total_cmp);
         let floor = least.unwrap_or_else(|| self.had(&self.last));

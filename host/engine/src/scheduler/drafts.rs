@@ -32,7 +32,7 @@ impl Scheduler {
             let draft = speculator.draft(sequence, room.min(tokens_left).min(rows_left), &mut load);
             let count = draft.tokens.len();
             let grown = self.kv.grow(&mut sequence.pages, pages_for(sequence.tokens.len() + count));
-            debug_assert!(grown, "a draft is no longer than there are pages for");
+            debug_assert!(grown, "a draft is no longer than the available pages allow");
             tokens_left -= count;
             rows_left -= count;
             planned.draft = draft;

@@ -1,7 +1,7 @@
 //! The scheduler decides what the next step computes.
 //!
 //! - Decodes go first, one token each. Prefill chunks fill the rest of the token budget, interactive before
-//!   background, divided by weight among those that want more than their share. Beside decodes, the chunks are
+//!   background, divided by weight among those that want more than their share. Alongside decodes, the chunks are
 //!   only as large as keeps the step short; as long as there are enough tokens, each prefill gets at least one.
 //! - A sequence is admitted only if there are pages for its tokens, for the tokens that admitted sequences
 //!   still have to compute, and for a reserve. Admission is in order, so small requests cannot overtake a large
@@ -351,7 +351,7 @@ impl Scheduler {
         self.waiting.push_preempted(sequence);
     }
 
-    /// Returns whether a sequence that begins with these pages may run beside the others.
+    /// Returns whether a sequence that begins with these pages may run alongside the others.
     fn has_room(&self, next: &Sequence, pages: &SequencePages) -> bool {
         if self.running.is_empty() {
             return true;

@@ -1,4 +1,4 @@
-//! The number of prompt tokens that a step may compute beside decodes, so that a long prompt does not delay the
+//! The number of prompt tokens that a step may compute alongside decodes, so that a long prompt does not delay the
 //! next token of others: as many as keep the step within a target time, estimated from earlier steps.
 //!
 //! The module has no clock; its caller reports how long each step took.
@@ -46,7 +46,7 @@ impl StepPace {
         }
     }
 
-    /// Returns the number of prompt tokens for a step that has room for `room` of them beside the decodes.
+    /// Returns the number of prompt tokens for a step that has room for `room` of them alongside the decodes.
     pub fn prefill_tokens(&self, decodes: usize, room: usize) -> usize {
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.prefill_token_s) else { return room };
         if decodes == 0 {

@@ -15,7 +15,7 @@ pub(crate) struct StepLimits {
     pub sequences: usize,
     pub logit_rows: usize,
     pub page_count: usize,
-    /// Maximum duration of a step that computes prompts beside decodes; `None` derives it from the duration of
+    /// Maximum duration of a step that computes prompts alongside decodes; `None` derives it from the duration of
     /// decodes alone.
     pub target: Option<Duration>,
 }
@@ -44,7 +44,7 @@ impl StepLimits {
     }
 }
 
-/// The next `tokens` pending tokens of a sequence, and a draft behind the last of them. Pages are allocated for
+/// The next `tokens` pending tokens of a sequence, and a draft after the last of them. Pages are allocated for
 /// all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedSequence {

@@ -97,7 +97,7 @@ impl Harness {
         id
     }
 
-    /// Runs one iteration of the loop. A step takes 5 ms plus 1 ms for each prompt token beside decodes.
+    /// Runs one iteration of the loop. A step takes 5 ms plus 1 ms for each prompt token alongside decodes.
     pub(super) fn step(&mut self) -> Planned {
         self.scheduler.end_interrupted(self.now);
         self.scheduler.admit();

@@ -137,7 +137,11 @@ fn the_lightest_agent_progresses_in_every_step_and_finishes() {
     }
     let before = contest.begun.get(&light).copied().expect("it was admitted");
     contest.tokens(10);
-    assert!(contest.begun[&light] >= before + 10, "at least one token in each step: {:?}", contest.begun[&light]);
+    assert!(
+        contest.begun[&light] >= before + 10,
+        "at least one token in each step: {:?}",
+        contest.begun[&light]
+    );
     while !contest.harness.finished.contains(&light) {
         contest.tokens(1);
         assert!(contest.harness.finished.len() < 1_000, "all other requests finished first");

@@ -172,8 +172,8 @@ impl Sequence {
         &self.tokens[..unscored.min(self.held_from().unwrap_or(usize::MAX))]
     }
 
-    /// Returns the number of computed tokens whose pages may be shared. After a rollback, the last remaining
-    /// token is computed again.
+    /// Returns the number of computed tokens whose pages may be shared. If tokens are rolled back, the last
+    /// token before them is computed again.
     pub fn settled(&self) -> usize {
         self.held_from().map_or(self.computed, |held| self.computed.min(held.saturating_sub(1)))
     }

@@ -29,7 +29,7 @@ pub(super) struct PromptLookup {
 struct Index {
     /// The newest position after an n-gram.
     newest: HashMap<[u32; GRAM], usize>,
-    /// For the position `GRAM + i`, the previous position after the same n-gram.
+    /// The entry `i` is the previous position after the n-gram that ends at the position `GRAM + i`.
     previous: Vec<Option<usize>>,
 }
 

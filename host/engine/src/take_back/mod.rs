@@ -190,8 +190,8 @@ impl CheckedOutput {
         Some((&held.before, held.from, dropped))
     }
 
-    /// Ends the output that a resumed run had reported. The part of it that is held is generated again from the
-    /// returned position; `None` if no token is held.
+    /// Marks the end of the output that the earlier run had reported. The part of it that is held is generated
+    /// again from the returned position; `None` if no token is held.
     pub fn begin_again(&mut self) -> Option<usize> {
         let held = self.held.as_ref()?;
         self.expected = held.tokens.iter().map(|held| held.token.id).collect();
@@ -211,7 +211,8 @@ impl CheckedOutput {
         let tokens = self.release();
         let expected = std::mem::take(&mut self.expected);
         if !expected.iter().eq(tokens.iter().map(|token| &token.id).take(expected.len())) {
-            let message = "the output to resume from differs from the output that is generated again".to_string();
+            let message =
+                "the output to resume from differs from the output that is generated again".to_string();
             return Err(EngineError::Failed(message));
         }
         Ok(Verdict::Tell(tokens))

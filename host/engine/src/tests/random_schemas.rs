@@ -98,7 +98,7 @@ fn value(draws: &mut Draws, depth: usize) -> Value {
     }
 }
 
-/// Returns a schema with annotations and keywords that assert nothing, beside some that do.
+/// Returns a schema with annotations and keywords that assert nothing, along with some that do.
 fn noted(draws: &mut Draws, depth: usize) -> Value {
     let mut schema = value(draws, depth + 1);
     if let Some(members) = schema.as_object_mut() {

@@ -96,7 +96,9 @@ async fn among_others(engine: &Engine, dice: &mut Dice, requests: &[GenerateRequ
             }));
         }
         let stream = engine.generate(request.clone()).expect("there is room");
-        all.push(Box::pin(async move { Some((index, collect(stream).await.expect("the request finishes"))) }));
+        all.push(Box::pin(
+            async move { Some((index, collect(stream).await.expect("the request finishes"))) },
+        ));
     }
     let mut runs: Vec<(usize, Generated)> = join_all(all).await.into_iter().flatten().collect();
     runs.sort_by_key(|(index, _)| *index);

@@ -54,7 +54,9 @@ fn realistic_schemas_are_accepted_and_outputs_validate_or_are_checked() {
         let constraint = Constraint::JsonSchema(schema.clone());
         let state = match compiler.compile(&constraint) {
             Ok(state) => state,
-            Err(EngineError::Constraint { message, .. }) if message.contains("no other document is fetched") => {
+            Err(EngineError::Constraint { message, .. })
+                if message.contains("no other document is fetched") =>
+            {
                 tally.remote += 1;
                 continue;
             }

@@ -173,7 +173,7 @@ async fn logprobs_are_those_of_every_row() {
     assert_eq!(found.prompt_logprobs.unwrap().len(), expected.prompt_logprobs.unwrap().len());
 }
 
-/// Returns requests of all kinds, some long enough to be prefilled in chunks beside the drafts of others.
+/// Returns requests of all kinds, some long enough to be prefilled in chunks alongside the drafts of others.
 fn mixed() -> Vec<GenerateRequest> {
     let mut requests: Vec<_> = (0..4).map(drawn).collect();
     requests.push(repetitive(150));

@@ -80,7 +80,10 @@ async fn a_scored_prompt_agrees_with_the_logprobs_of_generation() {
             engine_with(4096, EngineOptions { step_tokens: Some(step_tokens), ..EngineOptions::default() });
         for _warm in [false, true] {
             let scored = generate(&engine, echo.clone()).await.unwrap();
-            assert_eq!(scored.finished.usage.cached_tokens, 0, "every position is scored, so no prefix is reused");
+            assert_eq!(
+                scored.finished.usage.cached_tokens, 0,
+                "every position is scored, so no prefix is reused"
+            );
             let scores = scored.prompt_logprobs.unwrap();
             assert_eq!(scores.len(), echo.prompt.len());
             assert!(scores[0].is_none());
