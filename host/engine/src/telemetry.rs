@@ -1,5 +1,5 @@
 //! The engine's reports about itself: counters that its handle reads without a lock, and metrics (`metric`).
-//! Nothing here decides anything, except that the number of queued requests bounds the queue.
+//! The module decides nothing, except that the number of queued requests bounds the queue.
 //!
 //! Metric handles are resolved at their first use, and stay silent if no recorder was installed by then.
 
