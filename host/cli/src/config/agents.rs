@@ -46,7 +46,7 @@ mod tests {
             ("[agents.\"Not a name\"]\n", "[agents.Not a name]"),
             (
                 "[agents.echo]\nweight = 2000\n",
-                "[agents.echo] weight: 2000 is out of range; it may be 1 to 1000",
+                "[agents.echo] weight: 2000 is out of range; it must be between 1 and 1000",
             ),
             ("[agents.echo]\nwieght = 2\n", "did you mean `weight`?"),
         ] {
